@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
-"""What is called once a module is imported, by the module's name."""
+"""The functions to call once a module is imported, by the module's name."""
 _thread = threading.local()
 """The module that this thread is looking for: `looking_for`."""
 

@@ -73,8 +73,7 @@ def number_values(values: Int64Array) -> tuple[Int64Array, Int64Array]:
         return values, values
     low, high = int(values.min()), int(values.max())
     if high - low >= 4 * len(values):
-        known, place = np.unique(values, return_inverse=True)
-        return known, place
+        return np.unique(values, return_inverse=True)
     is_used = np.bincount(values - low) > 0
     return low + np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[values - low]
 
@@ -166,6 +165,6 @@ def _other(values: Int64Array, begins: Int64Array, index: Int64Array) -> Int64Ar
     """Return for each value the one at `index` among the other values of its group."""
     size = group_lengths(begins, len(values))
     begin = np.repeat(begins, size)
-    own = np.arange(len(values)) - begin
-    others: Int64Array = values[begin + index + (index >= own)]
-    return others
+    place = np.arange(len(values)) - begin
+    picked: Int64Array = values[begin + index + (index >= place)]
+    return picked

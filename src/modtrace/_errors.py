@@ -44,8 +44,8 @@ class TraceError(ModtraceError):
     def __init__(self, path: str | os.PathLike[str], message: str, offset: int | None = None) -> None:
         self.path = os.fspath(path)
         self.offset, self.message = offset, message
-        at = "" if offset is None else f", byte {offset}"
-        super().__init__(f"{self.path}{at}: {message}")
+        position = "" if offset is None else f", byte {offset}"
+        super().__init__(f"{self.path}{position}: {message}")
 
     def __reduce__(self) -> "tuple[type[TraceError], tuple[str, str, int | None]]":
         # `Exception` would be made anew of its text alone, as where a process hands it to another.

@@ -74,12 +74,12 @@ def read_at(descriptor: int, count: int, offset: int) -> bytes:
     if hasattr(os, "pread"):
         return os.pread(descriptor, count, offset)
     with _position:  # Windows
-        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        position = os.lseek(descriptor, 0, os.SEEK_CUR)
         try:
             os.lseek(descriptor, offset, os.SEEK_SET)
             return os.read(descriptor, count)
         finally:
-            os.lseek(descriptor, before, os.SEEK_SET)
+            os.lseek(descriptor, position, os.SEEK_SET)
 
 
 class Folder:
@@ -98,8 +98,8 @@ class Folder:
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
             descriptor = os.open(self.path, flags)
             weakref.finalize(self, os.close, descriptor)
-            held = f"/proc/self/fd/{descriptor}"
-            self.path = held if os.path.isdir(held) else self.path
+            by_descriptor = f"/proc/self/fd/{descriptor}"
+            self.path = by_descriptor if os.path.isdir(by_descriptor) else self.path
 
     def make(self, name: str, mode: int) -> "Folder":
         """Return a folder in this one, made if it is missing, and no link; raises OSError if it cannot be."""
@@ -123,13 +123,13 @@ def create_file(path: str, mode: int) -> int:
 def work_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Make a folder for this user alone, in `parent` or among temporary files; it is there while the block runs."""
     try:
-        made = tempfile.TemporaryDirectory(prefix=".modtrace-" if parent else "modtrace-", dir=parent)
+        temporary = tempfile.TemporaryDirectory(prefix=".modtrace-" if parent else "modtrace-", dir=parent)
     except OSError as error:
         raise ModtraceError(
             f"no folder for temporary files can be made ({error.strerror or error}); "
             "free some space, or set TMPDIR to a folder that can be written"
         ) from error
-    with made as name:
+    with temporary as name:
         folder = Folder(name, follow=False)
         status = os.stat(folder.path)
         if hasattr(os, "geteuid") and not (is_of_user(status) and status.st_mode & 0o777 == 0o700):
@@ -237,10 +237,10 @@ def atomic_writer(path: str | os.PathLike[str], mode: int | None = None) -> Iter
     """
     try:
         target = _follow_own_link(Path(path)) if mode is None else Path(path)
-        known = _status_of(target) if mode is None else None
-        if known is not None and not stat.S_ISLNK(known.st_mode) and is_of_user(known):
-            mode = known.st_mode & 0o777
-        is_special = known is not None and stat.S_IFMT(known.st_mode) not in _REPLACED
+        old = _status_of(target) if mode is None else None
+        if old is not None and not stat.S_ISLNK(old.st_mode) and is_of_user(old):
+            mode = old.st_mode & 0o777
+        is_special = old is not None and stat.S_IFMT(old.st_mode) not in _REPLACED
         opened = open(target, "wb", opener=_open_special) if is_special else _regular(target, mode)  # noqa: SIM115
         with opened as file:
             if os.fspath(path).lower().endswith(".gz"):
@@ -298,9 +298,9 @@ def _follow_own_link(path: Path) -> Path:
     if link is None or not stat.S_ISLNK(link.st_mode):
         return path
     target = Path(os.path.realpath(path))
-    # Looked at again: others may have changed it meanwhile.
-    again = _status_of(path)
-    return target if again is not None and os.path.samestat(link, again) and is_of_user(link, or_root=True) else path
+    # Asked a second time: others may have changed the link meanwhile.
+    status = _status_of(path)
+    return target if status is not None and os.path.samestat(link, status) and is_of_user(link, or_root=True) else path
 
 
 def _status_of(target: Path) -> os.stat_result | None:

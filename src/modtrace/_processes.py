@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeVar
 from ._errors import ModtraceError, RecordingError
 
 ROLE = r"[\w.-]{1,40}"
-"""What the name of a role matches as a whole."""
+"""A pattern that the name of a role matches as a whole."""
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
@@ -87,11 +87,11 @@ def absolute_path(path: str) -> str:
     if os.path.isabs(path):
         return os.path.normpath(path)
     try:
-        here = os.getcwd()
+        folder = os.getcwd()
     except OSError as error:
         message = f"{path}: the working directory is gone ({error.strerror}); give a path that begins with /"
         raise RecordingError(message) from error
-    return os.path.normpath(os.path.join(here.replace("%", "%%"), path))
+    return os.path.normpath(os.path.join(folder.replace("%", "%%"), path))
 
 
 def insert_before_suffixes(path: str, text: str) -> str:
@@ -141,7 +141,7 @@ def map_in_processes(
     """Yield each item with what a function returns for it, in the order in which they are done.
 
     Args:
-        function: called with an item, here where one process is enough; it, the items and its results can be pickled.
+        function: called with an item, in this process if one is enough; it, items and results can be pickled.
         items: what it is called with.
         processes: how many run at a time, where there is no executor.
         executor: runs them, where it likes; it stays open. None: processes of this machine.
@@ -150,16 +150,16 @@ def map_in_processes(
         Exception: what the function raised for an item; what had not begun then is not done.
         ModtraceError: one of the processes was killed, or the executor can do no more.
     """
-    left = list(items)
+    todo = list(items)
     if executor is not None:
-        yield from _map(executor, function, left, "the executor can do no more, as one of its workers was lost")
-    elif min(processes, len(left)) <= 1:
-        for item in left:
+        yield from _map(executor, function, todo, "the executor can do no more, as one of its workers was lost")
+    elif min(processes, len(todo)) <= 1:
+        for item in todo:
             yield item, function(item)
     else:
-        with ProcessPoolExecutor(min(processes, len(left)), get_context("spawn"), _end_when_interrupted) as pool:
+        with ProcessPoolExecutor(min(processes, len(todo)), get_context("spawn"), _end_when_interrupted) as pool:
             killed = "a process was killed, most often because memory ran out; try with fewer"
-            yield from _map(pool, function, left, killed)
+            yield from _map(pool, function, todo, killed)
 
 
 def _map(executor: Executor, function: Callable[[T], R], items: Iterable[T], lost: str) -> Iterator[tuple[T, R]]:
@@ -262,7 +262,7 @@ def threads_with_signal(pid: int, number: int) -> set[str]:
     except OSError:
         return set()
     fields = ("ShdPnd", "SigPnd", "SigBlk")
-    return {one for one in threads if any(_has(f"/proc/{pid}/task/{one}/status", field, number) for field in fields)}
+    return {tid for tid in threads if any(_has(f"/proc/{pid}/task/{tid}/status", field, number) for field in fields)}
 
 
 def _has(status: str, field: str, number: int) -> bool:
@@ -286,11 +286,11 @@ def run_unseen(command: str) -> None:
     top = ctypes.c_void_p((ctypes.addressof(stack) + _STACK_BYTES) & ~63)
     flags = _CLONE_VM | _CLONE_VFORK  # as posix_spawn does it: this thread goes on once the other process has ended
     # No Python may run in the process between, which has this one's memory; no handler of SIGCHLD either.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     try:
         child = library.clone(ctypes.cast(library.system, ctypes.c_void_p), top, flags, os.fsencode(command))
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if child < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with suppress(ChildProcessError):

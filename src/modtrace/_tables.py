@@ -1,4 +1,4 @@
-"""What people read: tables and sentences, as text, Markdown, HTML, CSV, JSON and DataFrames; text safe to print.
+"""Tables and sentences for people, as text, Markdown, HTML, CSV, JSON and DataFrames; and text safe to print.
 
 Tables of rich are not used: they cannot leave out columns by priority.
 """
@@ -23,14 +23,14 @@ from ._errors import ModtraceError
 
 SortKey = Literal["gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
-"""What the table of modules can be sorted by. It is here as the help of commands is read without NumPy."""
+"""The keys that sort the table of modules. They are here since the help of commands is read without NumPy."""
 
 
 def is_terminal(stream: object) -> bool:
     """Tell whether a standard stream is a terminal.
 
-    It is none where it is None, as one that was closed before Python began, where it is closed since, and where the
-    program has put an object of its own there that does not say.
+    A closed stream is not, nor one that is None because it was closed before Python began, nor an object of the
+    program's that does not say.
     """
     try:
         return bool(stream.isatty())  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ _BRANCH = re.compile("[│├└─ ]*")
 
 
 class Unit(NamedTuple):
-    """What the values of a column are."""
+    """The kind of a column's values, and how people read them."""
 
     # "module", the full name of one; another "name" of the user's; "text" of ours; or "number".
     kind: Literal["module", "name", "text", "number"]
@@ -238,9 +238,9 @@ class Table(NamedTuple):
         import numpy as np  # the command line shows its help without it
 
         columns: dict[str, Any] = {}
-        for name, value in (self.fields or _fields_of(self.columns)).items():
-            values = [_value_of(row, value) for row in self.rows]
-            are_numbers = all(isinstance(one, int | float) for one in values)
+        for name, field in (self.fields or _fields_of(self.columns)).items():
+            values = [_value_of(row, field) for row in self.rows]
+            are_numbers = all(isinstance(value, int | float) for value in values)
             columns[name] = np.array(values, (None if values else np.int64) if are_numbers else np.object_)
         return columns
 
@@ -270,13 +270,14 @@ class _Cells(NamedTuple):
     def fit(self, width: int | None) -> "tuple[_Cells, list[str]]":
         """Return it with the columns for which `width` has room, that of names always, and the headings of others."""
         left_out: list[str] = []
-        cells, at = self, self.name_at
+        cells, name_column = self, self.name_column
         kept = list(range(len(self.columns)))
         while width is not None and len(kept) > 1:
-            widths, ranks = cells.widths(), [self.columns[index].hide_order if index != at else -1 for index in kept]
-            if at is not None:
-                good = _GOOD_NAME_WIDTH if max(ranks) > 0 else _MIN_NAME_WIDTH
-                widths[kept.index(at)] = min(widths[kept.index(at)], self.least_width(good))
+            widths = cells.widths()
+            ranks = [self.columns[index].hide_order if index != name_column else -1 for index in kept]
+            if name_column is not None:
+                good, place = _GOOD_NAME_WIDTH if max(ranks) > 0 else _MIN_NAME_WIDTH, kept.index(name_column)
+                widths[place] = min(widths[place], self.least_width(good))
             if sum(widths) + len(_GAP) * (len(widths) - 1) <= width:
                 break
             column = max(range(len(kept)), key=lambda index: (ranks[index], index))
@@ -289,9 +290,9 @@ class _Cells(NamedTuple):
         return _Cells([self.headings[index] for index in indices], rows, [self.columns[index] for index in indices])
 
     @property
-    def name_at(self) -> int | None:
-        """Which column has names, or text: the first one."""
-        return next((at for at, column in enumerate(self.columns) if column.unit.kind != "number"), None)
+    def name_column(self) -> int | None:
+        """The index of the first column that has names, or text; None if all have numbers."""
+        return next((index for index, column in enumerate(self.columns) if column.unit.kind != "number"), None)
 
     def widths(self) -> list[int]:
         lines = ([printable(cell) for cell in cells] for cells in (self.headings, *self.rows))
@@ -299,31 +300,32 @@ class _Cells(NamedTuple):
 
     def least_width(self, name: int = _MIN_NAME_WIDTH) -> int:
         """How wide the column of names is at least: as wide as a name, or in a tree wider than its lines."""
-        at = self.name_at
-        branch = max((_branch(row[at]) for row in self.rows), default=0) if at is not None else 0
+        index = self.name_column
+        branch = max((_branch(row[index]) for row in self.rows), default=0) if index is not None else 0
         return branch + _MIN_BRANCH_WIDTH if branch else name
 
     def without_root(self) -> "_Cells":
         """Return it with the root that all names begin with in the heading instead; that of the root itself stays."""
-        at = self.name_at
-        if at is None or self.columns[at].unit.kind != "module":
+        index = self.name_column
+        if index is None or self.columns[index].unit.kind != "module":
             return self
-        names = [cells[at] for cells in self.rows]
+        names = [cells[index] for cells in self.rows]
         below = {name for name in names if "." in name}
         roots = {name.partition(".")[0] for name in below}
         cut = [name.partition(".")[2] if name in below else name for name in names]
         if len(below) < 2 or len(roots) > 1 or len(set(cut)) < len(set(names)):
             return self
-        headings = [*self.headings[:at], f"{self.headings[at]} (in {roots.pop()})", *self.headings[at + 1 :]]
-        rows = [[*cells[:at], name, *cells[at + 1 :]] for cells, name in zip(self.rows, cut, strict=True)]
+        headings = [*self.headings]
+        headings[index] = f"{headings[index]} (in {roots.pop()})"
+        rows = [[*cells[:index], name, *cells[index + 1 :]] for cells, name in zip(self.rows, cut, strict=True)]
         return self._replace(headings=headings, rows=rows)
 
     def text_lines(self, width: int | None) -> list[str]:
         """Return the lines, numbers to the right and all else to the left."""
-        widths, at = self.widths(), self.name_at
-        if width is not None and at is not None:
-            others = sum(widths) - widths[at] + len(_GAP) * (len(widths) - 1)
-            widths[at] = min(widths[at], max(width - others, self.least_width()))
+        widths, name_column = self.widths(), self.name_column
+        if width is not None and name_column is not None:
+            room = width - sum(widths) + widths[name_column] - len(_GAP) * (len(widths) - 1)
+            widths[name_column] = min(widths[name_column], max(room, self.least_width()))
         headings = [
             text if len(text) <= w else f"{text[: w - 1]}…"
             for text, w in zip(map(printable, self.headings), widths, strict=True)
@@ -333,7 +335,7 @@ class _Cells(NamedTuple):
             _GAP.join(
                 cell.rjust(column_width)
                 if column.unit.kind == "number"
-                else padded(cut_to_width(cell, column_width if index == at else None), column_width)
+                else padded(cut_to_width(cell, column_width if index == name_column else None), column_width)
                 for index, (cell, column, column_width) in enumerate(zip(cells, self.columns, widths, strict=True))
             ).rstrip()
             for cells in lines
@@ -351,15 +353,15 @@ class _Cells(NamedTuple):
 def _for_people(table: Table) -> _Cells:
     """Return the columns that have anything to say, as text."""
     values = [[column.of(row) for row in table.rows] for column in table.columns]
-    of_value = {column.value: own for column, own in zip(table.columns, values, strict=True)}
+    of_value = {column.value: cells for column, cells in zip(table.columns, values, strict=True)}
     shown = [
-        index
-        for index, (column, own) in enumerate(zip(table.columns, values, strict=True))
-        if column.says(own) and (len(own) < 2 or all(own != of_value.get(other) for other in column.repeats))
+        (column, cells)
+        for column, cells in zip(table.columns, values, strict=True)
+        if column.says(cells) and (len(cells) < 2 or all(cells != of_value.get(twin) for twin in column.repeats))
     ]
-    shown = shown or [0]
-    columns = [table.columns[index] for index in shown]
-    texts = [[table.columns[index].text(value) for value in values[index]] for index in shown]
+    shown = shown or [(table.columns[0], values[0])]
+    columns = [column for column, _ in shown]
+    texts = [[column.text(value) for value in cells] for column, cells in shown]
     return _Cells([column.heading for column in columns], [list(cells) for cells in zip(*texts, strict=True)], columns)
 
 

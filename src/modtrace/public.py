@@ -1,4 +1,4 @@
-"""What users make and take: `Timeline` with all that one does with it, `load`, and `merge`.
+"""The objects of users: `Timeline` with all that one does with it, `load`, and `merge`.
 
 Inside modtrace a timeline is plain data (`timeline.Timeline`), which the rooms below make and take. What needs several
 of them is bound to it here, above them all, and imported when it is called: so a recording imports no reader.

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 NO_PROFILE = (FileKind.RING, FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.MERGED_PERFETTO, FileKind.ZIP)
-"""What is no trace of a profiler, which a recording could be laid over."""
+"""Kinds of files that are no trace of a profiler, over which a recording could be laid."""
 _MAX_DIRECTORY_BYTES = 1 << 20
 _MAX_END_BYTES = 20 + 22 + (1 << 16)
 """How far from an archive's end its last record can begin, and what ZIP64 puts before it."""
@@ -55,8 +55,8 @@ _UNPACK = "unpack it and open the trace inside"
 def trace_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a trace: of the one in a report's `.zip`, extracted for as long as the block runs, else `path`.
 
-    Raises TraceError if the file cannot be read, or is an archive without a trace; what is wrong with the trace inside
-    an archive is told of the archive; ModtraceError if there is nowhere to extract an archive to.
+    Raises TraceError if the file cannot be read, or is an archive without a trace; errors about a trace in an archive
+    name the archive. Raises ModtraceError if there is nowhere to extract an archive to.
     """
     if not _is_archive(path):
         yield Path(path)  # also where nothing can be written
@@ -199,7 +199,7 @@ SHOWN_EVENTS = 4_000_000
 _FIRST_LOOK = 1 << 14
 """Events of a ring's end that are read first, to see whether its last calls are among them."""
 _BYTES_PER_EVENT = 250
-"""What an event takes, about, where a ring is decoded as a whole."""
+"""About how much memory an event takes while a ring is decoded as a whole."""
 
 
 def load_ring(path: Path) -> Timeline:
@@ -307,9 +307,9 @@ def _reader(path: str | os.PathLike[str]) -> ReadRing:
 
 
 def _with_whole_run(timeline: Timeline, whole: Mapping[str, Any] | None) -> Timeline:
-    known = timeline.metadata[WHOLE_RUN]
+    counts = timeline.metadata[WHOLE_RUN]
     if whole is None:
         return timeline
     is_all = not whole["missed_events"]
-    seen = {field: whole[field] for field in ("steps", "spans") if is_all and known[field] is None}
-    return replace(timeline, metadata={**timeline.metadata, WHOLE_RUN: known | seen})
+    seen = {field: whole[field] for field in ("steps", "spans") if is_all and counts[field] is None}
+    return replace(timeline, metadata={**timeline.metadata, WHOLE_RUN: counts | seen})

@@ -128,7 +128,7 @@ def _signal(text: str) -> signal.Signals:
 
 @dataclass(frozen=True)
 class _StepSchedule:
-    """What `torch.profiler.schedule` makes, without torch until it is asked."""
+    """A schedule like that of `torch.profiler.schedule`, which needs no torch until it is called."""
 
     wait: int
     warmup: int

@@ -135,11 +135,11 @@ class AutoRecording:
                 line = f"{line}. {next_step_hint(children.saved[0].removeprefix(self._folder))}"
             _say(line)
         elif self._ran and self.error is None and not recorded:
-            why = self._why_nothing()
+            reason = self._why_nothing()
             if not self._unattended:
-                _say(f"nothing is recorded: {why}")
+                _say(f"nothing is recorded: {reason}")
             elif "modtrace.cli" not in sys.modules:
-                _log.error("MODTRACE: %s; nothing is recorded", why)
+                _log.error("MODTRACE: %s; nothing is recorded", reason)
 
     def _why_nothing(self) -> str:
         if self.recording is not None:
@@ -155,11 +155,11 @@ class AutoRecording:
     def _about_children(self, children: ChildCount) -> str:
         parts = []
         if children.saved:
-            what = "1 child process is" if len(children.saved) == 1 else f"{len(children.saved)} child processes are"
-            parts.append(f"{what} in {pattern_of(children.saved).removeprefix(self._folder)}")
+            count = "1 child process is" if len(children.saved) == 1 else f"{len(children.saved)} child processes are"
+            parts.append(f"{count} in {pattern_of(children.saved).removeprefix(self._folder)}")
         if children.unsaved:
-            what = "1 child process" if len(children.unsaved) == 1 else f"{len(children.unsaved)} child processes"
-            part = f"{what} called modules and saved nothing (killed, ended by os._exit, or running still)"
+            count = "1 child process" if len(children.unsaved) == 1 else f"{len(children.unsaved)} child processes"
+            part = f"{count} called modules and saved nothing (killed, ended by os._exit, or running still)"
             rings = [ring for ring in children.unsaved if ring]
             parts.append(f"{part}: see {pattern_of(rings).removeprefix(self._folder)}" if rings else part)
         return "; ".join(parts)
@@ -220,8 +220,8 @@ def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for key, value in _split(text):
         if key not in _PARSERS or not value:
-            known = ", ".join(f"{name}=…" for name in _PARSERS)
-            raise RecordingError(f"{_VARIABLE}: {f'{key}={value}'!r} is none of {known} ({_EXAMPLES})")
+            options = ", ".join(f"{name}=…" for name in _PARSERS)
+            raise RecordingError(f"{_VARIABLE}: {f'{key}={value}'!r} is none of {options} ({_EXAMPLES})")
         try:
             parsed = _PARSERS[key](value)
             # The script may change its directory.

@@ -46,7 +46,7 @@ _BEFORE_EXIT = -100
 """The priority of saving among what `multiprocessing` does at the end of a process: after what has one, 0 or more."""
 _log = logging.getLogger("modtrace")
 _recorded: tuple[Recording, Job] | None = None
-"""What this process records, and whose forked children record themselves."""
+"""The recording of this process, and the job for which its forked children record themselves."""
 
 
 def record_this_child(job: Job) -> None:

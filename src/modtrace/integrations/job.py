@@ -27,14 +27,14 @@ PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
 
 
 class ChildCount(NamedTuple):
-    """What the children of a job noted."""
+    """The files of a job's children, as these noted them."""
 
     saved: list[str]  # the file that each recorded child saved
     unsaved: list[str]  # the ring of each child that began to record and saved nothing; empty if it has none
 
 
 class Job:
-    """What the processes of a job share.
+    """A job, as each of its processes knows it.
 
     Args:
         arguments: of `modtrace.record`, for the process that begins the job; its paths are absolute and not expanded.
@@ -81,10 +81,10 @@ class Job:
             for name, value in self.arguments.items()
         }
 
-    def note(self, what: str, path: str = "") -> None:
+    def note(self, event: str, path: str = "") -> None:
         """Note that this process, a child, records ("begin", to a ring or ""), or saved to `path` ("saved")."""
         with contextlib.suppress(OSError), self._open() as file:
-            file.write(f"{json.dumps([what, os.getpid(), path])}\n".encode())
+            file.write(f"{json.dumps([event, os.getpid(), path])}\n".encode())
 
     def close(self) -> ChildCount:
         """Return what the children noted until now, and remove the notes."""
@@ -95,7 +95,7 @@ class Job:
         except OSError:
             return ChildCount([], [])
         notes = [json.loads(line) for line in lines]
-        saved = {pid: path for what, pid, path in notes if what == "saved"}
+        saved = {pid: path for event, pid, path in notes if event == "saved"}
         unsaved = {pid: path for _, pid, path in notes if pid not in saved}
         return ChildCount([*saved.values()], [*unsaved.values()])
 

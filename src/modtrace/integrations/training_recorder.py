@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers share: a recording of a training, or of a range of its steps."""
+"""The base of the callbacks of all trainers: a recording of a training, or of a range of its steps."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ from .training_recorder import RecordingCallback
 class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc]
     """Records a training: its steps are the Trainer's, and evaluation and saving are marks.
 
-    With `keep_when` what the Trainer reports to (TensorBoard, W&B, MLflow …) gets the milliseconds of each step and its
-    parts, see `Recording.step_metrics`, when the Trainer logs, at the number of steps that the Trainer then had.
-    Where a recording runs already, as under `modtrace run`, all this goes into that. The outermost span of a batch
-    is the model's call, which as a rule computes the loss itself. `Trainer.compute_loss` is not a method of a module: a
-    span of it would only put another name before all others.
+    With `keep_when` the Trainer's loggers (TensorBoard, W&B, MLflow …) get the milliseconds of each step and its parts,
+    see `Recording.step_metrics`. They get them when the Trainer logs, at the number of steps that the Trainer had at
+    the step's end. Where a recording runs already, as under `modtrace run`, all this goes into that. The outermost span
+    of a batch is the model's call, which as a rule computes the loss itself. `Trainer.compute_loss` is not a method of
+    a module: a span of it would only put another name before all others.
 
     Args:
         path, steps, options: as of `RecordingCallback`.
@@ -41,8 +41,8 @@ class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
         while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
             frame = frame.f_back
         if frame is not None:
-            known = tuple(INTEGRATION_TO_CALLBACK.values())
-            self._loggers = [one for one in frame.f_locals["self"].callbacks if isinstance(one, known)]
+            kinds, callbacks = tuple(INTEGRATION_TO_CALLBACK.values()), frame.f_locals["self"].callbacks
+            self._loggers = [callback for callback in callbacks if isinstance(callback, kinds)]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._begin_step(state.global_step)
@@ -63,12 +63,12 @@ class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._mark("checkpoint saved")
 
-    def on_log(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         for step, metrics in self._step_metrics().items():
-            then = copy(state)
-            then.global_step = step + 1  # with the loss of that step
+            state_at_step = copy(state)
+            state_at_step.global_step = step + 1  # with the loss of that step
             for logger in self._loggers:
-                logger.on_log(args, then, control, **{**others, "logs": metrics})
+                logger.on_log(args, state_at_step, control, **{**keywords, "logs": metrics})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._end()

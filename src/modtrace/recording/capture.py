@@ -42,7 +42,7 @@ if hasattr(os, "fork"):
 
 
 class CaptureOptions(NamedTuple):
-    """What is recorded, and into what ring: arguments of `record`, which documents and checks them."""
+    """Arguments of `record`, which documents and checks them: what is recorded, and into which ring."""
 
     engine: EngineName
     capacity: int
@@ -125,9 +125,9 @@ class Capture:
         """Note what is loaded now: a recording that began before the script did knows none of its libraries."""
         self.ring.metadata = {**self.ring.metadata, "libraries": _libraries()}
 
-    def note_optimizer(self, said: Mapping[str, object]) -> None:
-        """Write into the ring what `describe_optimizer` says of an optimizer."""
-        self.ring.names.note({"kind": "optimizer", **said})
+    def note_optimizer(self, description: Mapping[str, object]) -> None:
+        """Write into the ring what `describe_optimizer` returned."""
+        self.ring.names.note({"kind": "optimizer", **description})
 
     def write_mark(self, kind: Kind, text: str | None, value: int) -> None:
         """Write one event of this thread, with a text or with no name."""
@@ -208,8 +208,8 @@ def make_engine(
         return NativeEngine(ring, on_error, options)
     if options.flops:
         raise EngineError("flops needs the native engine; `modtrace build` makes it, `modtrace doctor` says what lacks")
-    for what in options.native_only:
-        warn_without(what, "the Python engine has none; `modtrace doctor` says why the native one is not used")
+    for option in options.native_only:
+        warn_without(option, "the Python engine has none; `modtrace doctor` says why the native one is not used")
     return PythonEngine(ring, on_error, options)
 
 

@@ -33,8 +33,8 @@ class _BlockExit:
             return self._function
         bound = partial(self._function, block)
         if not block._entered:
-            known = weakref.ref(block)
-            block._block = weakref.ref(bound, lambda _: _on_end(known()))
+            block_ref = weakref.ref(block)
+            block._block = weakref.ref(bound, lambda _: _on_end(block_ref()))
         return bound
 
 

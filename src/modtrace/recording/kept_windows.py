@@ -1,4 +1,4 @@
-"""What a recording keeps while it runs: a watcher saves it, or a thread of this process if there is no watcher.
+"""Windows that a recording keeps while it runs: a watcher saves them, or a thread of this process if there is none.
 
 The training never sees the watcher as a child process.
 """
@@ -22,7 +22,7 @@ from ..ring import Ring
 
 _NO_PATH = "modtrace"
 _NOT_IN_METRICS = r"[^\w.\- ]"
-"""What MLflow takes in no name of a metric."""
+"""Characters that MLflow refuses in the name of a metric."""
 _MAIN = (
     "import sys; sys.path[0] = sys.argv.pop(1); import os, signal; os.setsid(); os.fchdir(9); "
     "os.closerange(3, min(os.sysconf('SC_OPEN_MAX'), 1 << 20)); signal.pthread_sigmask(signal.SIG_SETMASK, ()); "
@@ -35,7 +35,7 @@ _PRIVATE_MODE = 0o600
 
 
 class KeptWindows:
-    """What `Recording.keep` and `keep_when` keep; without conditions for `keep` alone, with None nothing.
+    """The windows of `Recording.keep` and `keep_when`.
 
     Raises RecordingError if a condition is not understood, or there is no ring for the watcher to read.
     """
@@ -96,9 +96,9 @@ class KeptWindows:
                 last = timeline.steps(-1 - self._limits.steps)
                 step = int(last.columns.step.max(initial=0))
                 rank = rank_in(os.environ)
-                who = "" if rank is None else f"rank{rank}-"
+                prefix = "" if rank is None else f"rank{rank}-"
                 folder = KeptFolder(kept_folder(path or _NO_PATH)).open(_PRIVATE_MODE)
-                save_window(last, folder, f"{who}step{step}-keep {why}", [why], _PRIVATE_MODE)
+                save_window(last, folder, f"{prefix}step{step}-keep {why}", [why], _PRIVATE_MODE)
             except (ModtraceError, OSError) as error:
                 warn(f"the window cannot be kept: {error}")
             finally:
@@ -112,7 +112,7 @@ class KeptWindows:
 
 
 class _WatchedSteps:
-    """What the watcher says of each step of this process: it writes a JSON line per step."""
+    """Reads the file of the watcher, which writes a JSON line per step."""
 
     _file = _last = -1
     _read = 0
@@ -148,9 +148,9 @@ def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:
     """
     log = begin_file(place.make(kept_folder(ring).name, folder_mode(_PRIVATE_MODE)), "watch.log", _PRIVATE_MODE)
     try:
-        given = [word for condition in conditions for word in ("--keep-when", condition)]
+        options = [word for condition in conditions for word in ("--keep-when", condition)]
         root = str(Path(__file__).parents[2])
-        command = shlex.join([sys.executable, "-c", _MAIN, root, "watch", ring, "--no-wait", *given])
+        command = shlex.join([sys.executable, "-c", _MAIN, root, "watch", ring, "--no-wait", *options])
         # By their descriptors, since the names may be others' by now. A numpy that reads a ring needs one thread.
         opened = f"/proc/{os.getpid()}/fd"
         folder = place.path.replace("/proc/self/fd", opened)

@@ -1,4 +1,4 @@
-"""What a DataLoader's workers do: each records itself in a small ring, and the recording that ran then joins these.
+"""The workers of a DataLoader: each records itself in a small ring, and the recording that ran then joins these.
 
 torch's function that a worker runs is replaced once per process. A forked worker inherits the folder of the rings; one
 that is started anew gets it with the function.
@@ -73,7 +73,7 @@ class WorkerRings:
 
 
 _active: tuple[Callable[..., Any], EngineName, str] | None = None
-"""What workers that start now are recorded by, with which engine, and the folder of their rings."""
+"""For workers that start now: `record`, which engine, and the folder of their rings."""
 
 
 class _WorkerLoop:

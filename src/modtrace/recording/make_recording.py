@@ -85,7 +85,7 @@ def record(
         host_name: write the host's name into the recording instead of a hash of it.
         strip_wrappers: name modules as if those that wrap others were not there, so that names compare between runs:
             `GPT.blocks.0`, not `DistributedDataParallel.module.blocks.0`. Wrappers that only pass calls on (of
-            torch.compile, PEFT, Fabric, activation checkpoints) are shown as what they wrap; those that do work of
+            torch.compile, PEFT, Fabric, activation checkpoints) are shown as what they wrap. Those that do work of
             their own (DistributedDataParallel, FSDP) have spans around it.
         device_times: also record when the device (a GPU) is in chosen calls, by events on its streams, without a
             profiler and without waiting for it. A number chooses so many levels of calls: 1 is the outermost calls

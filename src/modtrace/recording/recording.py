@@ -439,7 +439,7 @@ def _save_or_log(save: Callable[[], None], when: str) -> None:
 
 
 class RecordingInternals:
-    """What only modtrace sets of a recording, and asks it: for the command line, `MODTRACE=`, children and trainers.
+    """The part of a recording that is for modtrace: for the command line, `MODTRACE=`, children and trainers.
 
     Attributes:
         first_step: the number of the first step.

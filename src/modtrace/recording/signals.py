@@ -1,4 +1,4 @@
-"""What a recording does when a signal comes: save, also while the main thread hangs, or write Python stacks."""
+"""Signals: a recording saves when one comes, also while the main thread hangs, or writes Python stacks."""
 
 import contextlib
 import ctypes
@@ -19,7 +19,7 @@ from .._processes import is_signal_caught
 from ..ring import stacks_path
 
 _CREDENTIALS = struct.Struct("iII")
-"""What the kernel sends with each datagram: the process that sent it, its user and group."""
+"""The kernel's words with each datagram: the process that sent it, its user and group."""
 _PASS_CREDENTIALS: int | None = getattr(socket, "SO_PASSCRED", None)
 _FORWARD_EVERY_S = 0.01
 
@@ -38,7 +38,7 @@ class SaveOnSignal:
     Args:
         number: the signal; None for none but SIGTERM.
         save: what to call; it must not raise.
-        before_end: what to call when SIGTERM comes, which ends the process then as it would have; None leaves it
+        before_end: what to call when SIGTERM comes, which then ends the process as it would have. None leaves SIGTERM
             alone, and so does a handler that the program has, or sets later.
 
     Raises:
@@ -126,11 +126,11 @@ class SaveOnSignal:
         self._reader = self._writer = None
 
     def _owns_wakeup_fd(self) -> bool:
-        own = -1 if self._writer is None else self._writer.fileno()
+        writer = -1 if self._writer is None else self._writer.fileno()
         current = signal.set_wakeup_fd(-1)
         if current != -1:
-            signal.set_wakeup_fd(current, warn_on_full_buffer=current != own)
-        return current == own != -1
+            signal.set_wakeup_fd(current, warn_on_full_buffer=current != writer)
+        return current == writer != -1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What Python runs first in a child process of a recorded one, whose `PYTHONPATH` begins with this folder.
+"""Python runs this first in a child process of a recorded one, whose `PYTHONPATH` begins with this folder.
 
 Once torch is imported, the child may record itself. `sys.path` gets what it would hold without this folder, and the
 `sitecustomize` that Python would have run is run.
