@@ -6,13 +6,14 @@ README.md states the model. All times here are logarithms, so that a machine tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._arrays import BoolArray, Float64Array
+from .._arrays import BoolArray, Float64Array, IndexArray
 from .noise import (
     MAX_LOG,
     MEDIAN_OF_SQUARE,
@@ -172,6 +173,19 @@ class Common(NamedTuple):
     response: float = 0.0  # the deviation of modules from `difference`, beyond their noise, that the machine may cause
 
 
+class _Times(NamedTuple):
+    """Modules and parts of the step that take long enough in enough recordings of both sides; times are logarithms."""
+
+    keys: Sequence[Key]
+    modules: IndexArray  # which of them are modules, and no parts
+    logs: Float64Array  # float64[keys, recordings]; NaN where a recording has none
+    speed: Estimate  # by how much recordings are slower than usual
+    estimates: Sequence[Estimate]  # the difference of each between the sides, as at the usual speed
+    size: Float64Array  # float64[keys], the time
+    variance: Float64Array  # float64[keys], of each between recordings
+    freedom: Float64Array  # float64[keys], the degrees of freedom of that
+
+
 def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> ModuleChanges:
     """Compare modules and parts of the step; one that few recordings lack is compared over those that have it.
 
@@ -179,70 +193,61 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     """
     if all(run.parts for run in (*before, *after)):
         before, after = ([_with_parts(run) for run in side] for side in (before, after))
-    runs, split = [*before, *after], len(before)
-    keys = list(dict.fromkeys(key for run in runs for key in run.modules))
-    logs, variances = _log_times(keys, runs)
-    has = ~np.isnan(logs)
-    chosen = np.flatnonzero(
-        _in_enough(has[:, :split])
-        & _in_enough(has[:, split:])
-        & (np.where(has, logs, -np.inf).max(axis=1, initial=-np.inf) >= math.log(CLOCK_NS))
-    )
-    is_part = np.array([phase == PART for _, phase in keys], np.bool_)
-    of_module = ~is_part[chosen]
-    speeds = machine_speeds(logs[chosen[of_module]])
-    estimates = [estimate(row[:split], row[split:]) for row in logs[chosen] - speeds]
-    size = np.array([one.base + one.difference / 2 for one in estimates])
-    # If something else ran beside a recording, its steps say more; it is cut from the mean of its side as well.
-    within = np.nanmedian(variances[chosen], axis=1) if len(chosen) else np.zeros(0)
-    variance, freedom = noise_of(size, within, estimates)
-    modules = np.flatnonzero(of_module)
-    variance[modules], freedom[modules] = noise_of(
-        size[modules], within[modules], [estimates[place] for place in modules.tolist()]
-    )
-    all_calls = [
-        compare_calls(before, after, key, int(np.count_nonzero(is_part == part)))
-        for key, part in zip(keys, is_part.tolist(), strict=True)
-    ]
-    # Another optimizer says nothing about the machine.
-    optimizers = [{run.environment.get(REFERENCE) for run in side} for side in (before, after)]
-    is_same = not optimizers[0].isdisjoint(optimizers[1])
-    reference = [place for place, row in enumerate(chosen.tolist()) if is_same and keys[row] == (REFERENCE, PART)]
-    common = _common(
-        estimate(speeds[:split], speeds[split:]),
-        [estimates[place].difference for place in reference],
-        _work_changed(before, after, [all_calls[row].changed for row in chosen[of_module].tolist()]),
-        _response([estimates[place] for place in modules.tolist()], variance[modules]),
-    )
+    keys = list(dict.fromkeys(key for run in (*before, *after) for key in run.modules))
+    counts = Counter(phase == PART for _, phase in keys)
+    calls = {key: compare_calls(before, after, key, counts[key[1] == PART]) for key in keys}
+    times = _measure(keys, [*before, *after], len(before))
+    common = _common(times, before, after, calls)
     # What else runs slows a long part by another factor than the short modules in it: by that of the step, at most.
     step = estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after))).difference
     of_parts = common._replace(low=min(common.low, step), high=max(common.high, step))
     of_parts = of_parts if common.reach and common.cause != "work" else common
-    places = {row: place for place, row in enumerate(chosen.tolist())}
-    changes: list[Change] = []
-    for row, (key, calls) in enumerate(zip(keys, all_calls, strict=True)):
-        if row not in places:
-            changes.append(_uncompared(before, after, key, calls, common.off))
-            continue
-        place = places[row]
-        alike = int(np.count_nonzero(of_module == of_module[place]))
-        reach = student_quantile(MODULES_OUTSIDE / alike, float(freedom[place]))
-        error = math.sqrt(variance[place] * estimates[place].recordings)
-        measured = estimate(logs[row, :split], logs[row, split:])
-        half = math.hypot(reach * error, reach * common.response, calls.share_reach)
-        machine = common if of_module[place] else of_parts
+    alike = Counter(phase == PART for _, phase in times.keys)
+    compared = {*times.keys}
+    changes = [_uncompared(before, after, key, calls[key], common.off) for key in keys if key not in compared]
+    for place, key in enumerate(times.keys):
+        is_part, split = key[1] == PART, len(before)
+        reach = student_quantile(MODULES_OUTSIDE / alike[is_part], float(times.freedom[place]))
+        error = math.sqrt(times.variance[place] * times.estimates[place].recordings)
+        measured = estimate(times.logs[place, :split], times.logs[place, split:])
+        half = math.hypot(reach * error, reach * common.response, calls[key].share_reach)
         sides = [[run for run in side if key in run.modules] for side in (before, after)]
-        changes.append(_compared(key, sides, measured, half, machine=machine, calls=calls))
+        machine = of_parts if is_part else common
+        changes.append(_compared(key, sides, measured, half, machine=machine, calls=calls[key]))
     changes.sort(key=_by_cost)
-    weight = np.exp(size[modules] - size[modules].max(initial=0))
+    size, variance = times.size[times.modules], times.variance[times.modules]
     return ModuleChanges(
         changes=[change for change in changes if change.phase != PART],
         parts=_with_unnamed([change for change in changes if change.phase == PART]),
-        compared=len(modules),
+        compared=len(times.modules),
         common_ratio=math.exp(common.difference),
         common_cause=common.cause,
-        spread=math.sqrt(weighted_median(variance[modules], weight)) if len(modules) else 0.0,
+        spread=math.sqrt(weighted_median(variance, np.exp(size - size.max(initial=0)))),
     )
+
+
+def _measure(keys: Sequence[Key], runs: Sequence[RunTimes], split: int) -> _Times:
+    """Measure what is in enough of the recordings; the first `split` of these are those before."""
+    logs, variances = np.full((2, len(keys), len(runs)), np.nan)
+    for row, key in enumerate(keys):
+        for column, run in enumerate(runs):
+            if key in run.modules:
+                time = run.modules[key].time
+                logs[row, column], variances[row, column] = math.log(time.time_ns), time.variance
+    has = ~np.isnan(logs)
+    is_long = np.any(has & (logs >= math.log(CLOCK_NS)), axis=1)
+    chosen = np.flatnonzero(_in_enough(has[:, :split]) & _in_enough(has[:, split:]) & is_long)
+    kept, logs, variances = [keys[row] for row in chosen.tolist()], logs[chosen], variances[chosen]
+    modules = np.flatnonzero([phase != PART for _, phase in kept])
+    speeds = machine_speeds(logs[modules])
+    estimates = [estimate(row[:split], row[split:]) for row in logs - speeds]
+    size = np.array([measured.base + measured.difference / 2 for measured in estimates])
+    # If something else ran beside a recording, its steps say more; it is cut from the mean of its side as well.
+    within = np.nanmedian(variances, axis=1) if kept else np.zeros(0)
+    variance, freedom = noise_of(size, within, estimates)
+    of_modules = [estimates[row] for row in modules.tolist()]
+    variance[modules], freedom[modules] = noise_of(size[modules], within[modules], of_modules)
+    return _Times(kept, modules, logs, estimate(speeds[:split], speeds[split:]), estimates, size, variance, freedom)
 
 
 def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
@@ -264,19 +269,10 @@ def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
     ]
 
 
-def _log_times(keys: Sequence[Key], runs: Sequence[RunTimes]) -> tuple[Float64Array, Float64Array]:
-    """Return float64[keys, runs] twice: logarithms of times, and their variances; NaN where a recording has none."""
-    logs, variances = np.full((2, len(keys), len(runs)), np.nan)
-    for row, key in enumerate(keys):
-        for column, run in enumerate(runs):
-            if key in run.modules:
-                time = run.modules[key].time
-                logs[row, column], variances[row, column] = math.log(time.time_ns), time.variance
-    return logs, variances
-
-
-def _common(speed: Estimate, reference: Sequence[float], work_changed: bool | None, response: float) -> Common:
-    """Say whose the change of modules in general is; `reference` is what the optimizer differs by beyond that."""
+def _common(times: _Times, before: Sequence[RunTimes], after: Sequence[RunTimes], calls: Mapping[Key, Calls]) -> Common:
+    """Say what modules in general changed by, and whose change that is."""
+    modules, speed = times.modules.tolist(), times.speed
+    work_changed = _work_changed(before, after, [calls[times.keys[row]].changed for row in modules])
     common = speed.difference
     variance = speed.squares / speed.freedom if speed.freedom else SINGLE_STEP_SPREAD**2
     error = math.sqrt(variance * speed.recordings)
@@ -285,14 +281,19 @@ def _common(speed: Estimate, reference: Sequence[float], work_changed: bool | No
         return Common(common, "machine", common, common, common, 0.0)
     # By that the machine may differ between the sides, as it does within them.
     reach = student_quantile(MACHINE_OUTSIDE, speed.freedom or SIZE_FREEDOM) * error
-    ends = [common + beyond for beyond in reference] or [common]
+    # What the optimizer differs by beyond that. Another optimizer says nothing about the machine.
+    optimizers = [{run.environment.get(REFERENCE) for run in side} for side in (before, after)]
+    is_known = (REFERENCE, PART) in times.keys and not optimizers[0].isdisjoint(optimizers[1])
+    beyond = times.estimates[times.keys.index((REFERENCE, PART))].difference if is_known else 0.0
+    end = common + beyond
     if work_changed:
         # The optimizer does the same for any batch: what it changed by, the machine may have changed by.
-        return Common(common, "work", 0.0, min(0.0, *ends) - reach, max(0.0, *ends) + reach, reach)
-    if all(abs(beyond) <= FOLLOWS * abs(common) for beyond in reference):
+        return Common(common, "work", 0.0, min(0.0, end) - reach, max(0.0, end) + reach, reach)
+    response = _response([times.estimates[row] for row in modules], times.variance[times.modules])
+    if abs(beyond) <= FOLLOWS * abs(common):
         cause: Cause = "unknown" if work_changed is None else "machine"
         return Common(common, cause, common, common, common, reach, response)
-    return Common(common, "either", 0.0, min(common, -reach, *ends), max(common, reach, *ends), reach, response)
+    return Common(common, "either", 0.0, min(common, -reach, end), max(common, reach, end), reach, response)
 
 
 def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_changed: Sequence[bool]) -> bool | None:
@@ -328,8 +329,8 @@ def _response(estimates: Sequence[Estimate], variance: Float64Array) -> float:
     """
     if not estimates:
         return 0.0
-    squares = float(np.median([one.difference**2 for one in estimates])) / MEDIAN_OF_SQUARE
-    noise = float(np.median(variance * [one.recordings for one in estimates]))
+    squares = float(np.median([measured.difference**2 for measured in estimates])) / MEDIAN_OF_SQUARE
+    noise = float(np.median(variance * [measured.recordings for measured in estimates]))
     return math.sqrt(max(squares - noise, 0.0))
 
 
