@@ -21,6 +21,7 @@ from .run_times import (
     names_around,
     read_baseline,
     renamed_run,
+    texts_by_key,
     write_baseline,
 )
 from .side_by_side import TypicalStep, cut_typical_step
@@ -114,7 +115,7 @@ def measure_side(
     recorded = [side] if isinstance(side, (Timeline, str, os.PathLike)) else list(side)
     if not recorded:
         raise ModtraceError("there is nothing to compare: give a recording for each side")
-    return [measured for one in recorded for measured in _measure(one, by, step_by)]
+    return [measured for recording in recorded for measured in _measure(recording, by, step_by)]
 
 
 def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tuple[RunTimes, TypicalStep | None]]:
@@ -138,19 +139,16 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
 
     Raises ModtraceError if that gives two modules one name, or names a module that is missing.
     """
-    there = [{name for run in side for fqn in run.classes for name in names_around(fqn)} for side in (before, after)]
+    names_of = [{name for run in side for fqn in run.classes for name in names_around(fqn)} for side in (before, after)]
     for old, new in renamed.items():
-        for names, name, when in zip(there, (old, new), ("before", "after"), strict=True):
+        for names, name, when in zip(names_of, (old, new), ("before", "after"), strict=True):
             if name not in names:
                 raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
     before = [renamed_run(run, renamed) for run in before]
-    inner = names_in_functions(before, after), names_in_functions(after, before)
-    before, after = ([renamed_run(run, own) for run in side] for own, side in zip(inner, (before, after), strict=True))
+    names_before, names_after = names_in_functions(before, after), names_in_functions(after, before)
     given = len(before), len(after)
-    before, after = _without_copies(before), _without_copies(after)
-    runs = [*before, *after]
-    compiled = _compiled_in_all_of(before, after), _compiled_in_all_of(after, before)
-    classes = _changed_classes(before, after)
+    before = _without_copies([renamed_run(run, names_before) for run in before])
+    after = _without_copies([renamed_run(run, names_after) for run in after])
     folded_before, folded_after, inside = fold_regions(before, after)
     modules = compare_modules(folded_before, folded_after)
     return Diff(
@@ -158,15 +156,15 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         step=compare_steps(before, after),
         base_steps=sum(run.steps for run in before),
         new_steps=sum(run.steps for run in after),
-        warm_up=sum(run.warm_up for run in runs),
+        warm_up=sum(run.warm_up for run in (*before, *after)),
         runs=(len(before), len(after)),
         copies=(given[0] - len(before), given[1] - len(after)),
         on_both_sides=sum(run in after for run in before),
         environment=_environments(folded_before, folded_after),
         suggested=suggest_renames(before[0], after[0]),
         peak_bytes=_peak_changes(before, after),
-        classes=classes,
-        compiled=compiled,
+        classes=_changed_classes(before, after),
+        compiled=(_compiled_in_all_of(before, after), _compiled_in_all_of(after, before)),
         inside=inside,
         lines=(before[0].lines, after[0].lines),
     )
@@ -174,11 +172,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
 
 def _changed_classes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
     """Return the class before and after of each module that has another one; a model's class is its name."""
-    kinds: list[dict[str, set[str]]] = [{}, {}]
-    for of_side, side in zip(kinds, (before, after), strict=True):
-        for fqn, kind in (item for run in side for item in run.classes.items()):
-            of_side.setdefault(fqn, set()).add(kind)
-    old, new = kinds
+    old, new = (texts_by_key(run.classes for run in side) for side in (before, after))
     return {
         fqn: (min(old[fqn]), min(new[fqn]))
         for fqn in old
@@ -188,17 +182,16 @@ def _changed_classes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> d
 
 def _compiled_in_all_of(side: Sequence[RunTimes], other: Sequence[RunTimes]) -> list[str]:
     """Return the regions that torch.compile made in all recordings of a side and in none of the other."""
-    known, others = ([run.compiled for run in runs] for runs in (side, other))
-    return [fqn for fqn in known[0] if all(fqn in one for one in known) and not any(fqn in one for one in others)]
+    regions = [fqn for fqn in side[0].compiled if all(fqn in run.compiled for run in side)]
+    return [fqn for fqn in regions if not any(fqn in run.compiled for run in other)]
 
 
 def _peak_changes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> list[PeakChange]:
     """Return the peaks that both sides know."""
-    most: list[dict[str, int]] = [{}, {}]
-    for peaks, side in zip(most, (before, after), strict=True):
+    base, new = dict[str, int](), dict[str, int]()
+    for peaks, side in ((base, before), (new, after)):
         for run in side:
             peaks |= {fqn: max(count, peaks.get(fqn, 0)) for fqn, count in run.peak_bytes.items()}
-    base, new = most
     return [PeakChange(fqn, base[fqn], new[fqn], new[fqn] - base[fqn]) for fqn in base if fqn in new]
 
 
@@ -211,12 +204,11 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
     """Return what differs between the sides: of each key the texts before and after."""
     differing = dict[str, tuple[str, str]]()
     for key in dict.fromkeys(key for run in (*before, *after) for key in run.environment):
-        known = [[run.environment.get(key, "?") for run in side] for side in (before, after)]
-        if key.startswith(EXACT_VALUE_PREFIXES):
-            # It is left out of recordings that did not count it.
-            known = [[text for text in side if text != "?"] for side in known]
-        old, new = (", ".join(dict.fromkeys(side)) for side in known)
-        if old != new and all(known):
+        # An exact value is left out of recordings that did not count it.
+        missing = "" if key.startswith(EXACT_VALUE_PREFIXES) else "?"
+        texts = ([run.environment.get(key, missing) for run in side] for side in (before, after))
+        old, new = (", ".join(filter(None, dict.fromkeys(side))) for side in texts)
+        if old and new and old != new:
             differing[key] = old, new
     return differing
 

@@ -31,6 +31,7 @@ from .._tables import (
 )
 from ..timeline.summary import Finding, GroupBy
 from ..timeline.summary.findings import findings_lines
+from ..timeline.summary.overview import shortened
 from ..write import write
 from ..write.html import write_html
 from .findings import CAUSES, TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
@@ -223,8 +224,8 @@ class Diff:
             return (), ()
         names = self._names
         old, new = ({outer for fqn in side for outer in names_around(fqn)[1:]} for side in names)
-        known = {*self.classes, *self.compiled[0], *self.compiled[1]}
-        sides = [(names[0] & names[1] & one) - other - known for one, other in ((new, old), (old, new))]
+        excluded = {*self.classes, *self.compiled[0], *self.compiled[1]}
+        sides = [(names[0] & names[1] & filled) - empty - excluded for filled, empty in ((new, old), (old, new))]
         before, after = ([fqn for fqn in sorted(side) if side.isdisjoint(names_around(fqn)[1:])] for side in sides)
         return before, after
 
@@ -252,9 +253,9 @@ class Diff:
     @property
     def findings_lines(self) -> list[str]:
         """The findings as a summary has them."""
-        found, looked_at = self.findings, compared_words(self)
-        lines = findings_lines(found, looked_at, verb="changed")
-        return [*lines[:-1], closing_words(self, found, looked_at)] if lines else []
+        findings, looked_at = self.findings, compared_words(self)
+        lines = findings_lines(findings, looked_at, verb="changed")
+        return [*lines[:-1], closing_words(self, findings, looked_at)] if lines else []
 
     @property
     def sentence(self) -> str:
@@ -268,18 +269,21 @@ class Diff:
             rows = [change for change in self.changes if change.outcome == verdict]
             count = len({change.fqn for change in rows})
             if rows:
-                of = f" of {self.rows_in_words(modules)}" if not parts else ""
+                of_all = f" of {self.rows_in_words(modules)}" if not parts else ""
                 worst = f"{'' if count == 1 else 'most of all '}{rows[0].fqn} {rows[0].phase}, {_cost(rows[0])}"
-                parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {worst}")
+                parts.append(f"{count:,}{of_all} {'is' if count == 1 else 'are'} {verdict}: {worst}")
         in_compiled = self.in_compiled  # once: it looks at all modules
         only = [change.verdict for change in self.changes if change.fqn not in in_compiled]
         few = min(self.base_steps, self.new_steps) < MIN_STEPS
-        what = f"{'other ' if often else ''}{self.by} of {modules:,} is slower or faster"
-        told = f"{MIN_STEPS} steps a side or more tell whether any {what}" if few else f"no {what} beyond the noise"
-        parts = parts or [told]
-        others = len(often) - 1
-        more = f", and {others:,} more {'differs' if others == 1 else 'differ'} so" if others else ""
-        parts = [f"{change.fqn} {change.phase} {change.outcome}: {_cost(change)}{more}" for change in often[:1]] + parts
+        changed = f"{'other ' if often else ''}{self.by} of {modules:,} is slower or faster"
+        parts = parts or [
+            f"{MIN_STEPS} steps a side or more tell whether any {changed}" if few else f"no {changed} beyond the noise"
+        ]
+        further = len(often) - 1
+        and_further = f", and {further:,} more {'differs' if further == 1 else 'differ'} so" if further else ""
+        parts = [
+            f"{change.fqn} {change.phase} {change.outcome}: {_cost(change)}{and_further}" for change in often[:1]
+        ] + parts
         parts += [words for _, words in compiled_words(self)]
         parts += [f"{only.count(verdict):,} {verdict}" for verdict in ("added", "removed") if verdict in only]
         step = self.step
@@ -288,7 +292,7 @@ class Diff:
             if step.verdict in {"slower", "faster"}
             else "as long as before"
         )
-        parts += [f"modules in general became {self._in_general}: {why}" for why in CAUSES[self.common_cause][:1]]
+        parts += [f"modules in general became {self._in_general}: {reason}" for reason in CAUSES[self.common_cause][:1]]
         parts.append(
             "whether the step changed is not clear" if step.verdict == "cannot tell" else f"the step is {change}"
         )
@@ -310,7 +314,7 @@ class Diff:
         """The answer, what was compared, how the whole step changed, and how much noise there is."""
         step, runs = self.step, self.runs
         differences = [f"{key}: {old} before, {new} after" for key, (old, new) in self.environment.items()]
-        more = len(differences) - _MAX_DIFFERENCES
+        unnamed = len(differences) - _MAX_DIFFERENCES
         return [
             self.sentence,
             f"before: {self.base_steps:,} steps of {counted(runs[0], 'recording')}; after: {self.new_steps:,} of "
@@ -319,7 +323,7 @@ class Diff:
             f"({step.difference_ns / 1e6:+.3f} ms, {_interval_text(step)}; {ratio_text(step.ratio)}): {step.verdict}",
             *self._reservations(),
             *differences[:_MAX_DIFFERENCES],
-            *([counted(more, "more difference")] if more > 0 else []),
+            *([counted(unnamed, "more difference")] if unnamed > 0 else []),
             *self._changed_peaks(),
             *(f"{old} may be called {new} now: --map {old}={new} compares them" for old, new in self.suggested.items()),
         ]
@@ -328,11 +332,11 @@ class Diff:
         """The modules whose peaks differ most; that of all is among the differences."""
         peaks = [peak for peak in self.peak_bytes if peak.fqn and peak.difference_bytes]
         peaks.sort(key=lambda peak: -abs(peak.difference_bytes))
-        more = len(peaks) - _NAMED
+        unnamed = len(peaks) - _NAMED
         return [
             f"peak_bytes of {fqn}: {base:,} before, {new:,} after ({difference:+,})"
             for fqn, base, new, difference in peaks[:_NAMED]
-        ] + ([f"peak_bytes of {counted(more, 'more module')} differ"] if more > 0 else [])
+        ] + ([f"peak_bytes of {counted(unnamed, 'more module')} differ"] if unnamed > 0 else [])
 
     def _reservations(self) -> list[str]:
         """What was taken off differences, how much noise there is, and why there may be no verdict."""
@@ -348,8 +352,8 @@ class Diff:
             off = f", as on a {kind} machine: each module and part is compared with that, and shown without it; "
             off = f"{off}the step is not" if self.common_cause in {"machine", "unknown"} else ""
             single = "; one recording a side cannot tell it from a change of all modules" if self.runs == (1, 1) else ""
-            why = CAUSES[self.common_cause][1:] or [single]
-            notes.append(f"modules in general became {self._in_general}{off}{why[0]}")
+            reasons = CAUSES[self.common_cause][1:] or [single]
+            notes.append(f"modules in general became {self._in_general}{off}{reasons[0]}")
         if self.parts:
             notes.append("each time is the mean of its own faster half of the steps: parts do not add up to the step")
         if self.compared:
@@ -358,8 +362,8 @@ class Diff:
             notes.append(f"{counted(sum(self.copies), 'recording')} left out: a copy says nothing new")
         if self.on_both_sides:
             same = (self.on_both_sides, self.on_both_sides) == self.runs
-            which = f"{counted(self.on_both_sides, 'recording')} on both sides"
-            notes.append(f"{'both sides hold the same recordings' if same else which}: they say nothing of a change")
+            shared = f"{counted(self.on_both_sides, 'recording')} on both sides"
+            notes.append(f"{'both sides hold the same recordings' if same else shared}: they say nothing of a change")
         parts = [
             f"{change.fqn} {change.phase} ({has} of {runs} {when})"
             for change in self.changes
@@ -369,8 +373,7 @@ class Diff:
             )
             if 0 < has < runs
         ]
-        more = f" and {len(parts) - _NAMED:,} more" if len(parts) > _NAMED else ""
-        return notes + ([f"not in every recording: {', '.join(parts[:_NAMED])}{more}"] if parts else [])
+        return notes + ([f"not in every recording: {shortened(parts, _NAMED)}"] if parts else [])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the comparison; the suffix picks the form.
@@ -438,8 +441,8 @@ class Diff:
     def to_markdown(self, limit: int | None = None, *, verbose: bool = False) -> str:
         """Return findings and the header as lists and GitHub tables; see `to_text`."""
         header = "\n".join(f"- {html.escape(printable(line))}" for line in self.header)
-        found = "\n".join(html.escape(printable(line)) for line in self.findings_lines)
-        return "\n".join([f"{found}\n"] * bool(found) + [f"{header}\n", *self._rendered("md", limit, verbose)])
+        findings = "\n".join(html.escape(printable(line)) for line in self.findings_lines)
+        return "\n".join([f"{findings}\n"] * bool(findings) + [f"{header}\n", *self._rendered("md", limit, verbose)])
 
     def _rendered(self, form: Form, limit: int | None, verbose: bool) -> list[str]:
         tables = self._tables(verbose=verbose)

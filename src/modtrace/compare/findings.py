@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .._tables import ratio_text
 from ..timeline.contents import place_in_lists
 from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
+from ..timeline.summary.overview import shortened
 from ..timeline.summary.slow_steps import short_ms
 from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, PROGRAM_FACTS, names_around
 from .verdicts import ALMOST_ALL, FLOOR, MIN_CHANGE, MIN_STEPS, Cause, Change
@@ -56,8 +57,11 @@ _IS_IT = 0.5, 1.5
 def find_changes(diff: Diff) -> list[Finding]:
     """Return what changed: what makes the most difference to a step first, then what makes none."""
     changes = _Changes(diff)
-    found = sorted(changes.find(), key=lambda one: -abs(one.ns_per_step))[:MAX_FINDINGS]
-    return [one._replace(ns_per_step=0, share=0.0) if one.what in changes.untimed else one for one in found]
+    findings = sorted(changes.find(), key=lambda finding: -abs(finding.ns_per_step))[:MAX_FINDINGS]
+    return [
+        finding._replace(ns_per_step=0, share=0.0) if finding.what in changes.untimed else finding
+        for finding in findings
+    ]
 
 
 def compared_words(diff: Diff) -> str:
@@ -77,20 +81,20 @@ def closing_words(diff: Diff, findings: Sequence[Finding], looked_at: str) -> st
     unsure.sort(key=lambda row: -abs(row.difference_ns))
     if not diff.selected and (_is_unsure(step, step) or (unsure and step.verdict == "cannot tell")):
         unsure.insert(0, step)
-    more = f"record more a side, in turns (now {diff.runs[0]:,} and {diff.runs[1]:,})"
+    advice = f"record more a side, in turns (now {diff.runs[0]:,} and {diff.runs[1]:,})"
     if diff.common_cause in {"either", "unknown"}:
-        more += ", with --flops or --shapes"
+        advice += ", with --flops or --shapes"
     if unsure:
         rows = [f"{row.label} ({ratio_text(row.ratio)})" for row in unsure]
-        said = f"cannot tell whether {_places(rows) or rows[0]} changed{' too' * bool(findings)}: {more}"
+        sentence = f"cannot tell whether {_places(rows) or rows[0]} changed{' too' * bool(findings)}: {advice}"
     elif len(findings) == MAX_FINDINGS:
         return ""
     else:
-        said = f"nothing {'else ' * bool(findings)}changed beyond the noise"
+        sentence = f"nothing {'else ' * bool(findings)}changed beyond the noise"
         if step.verdict == "cannot tell" and step.low_ns is not None and step.high_ns is not None and not diff.selected:
             ends = (ratio_text(end / max(step.base_ns, 1)) for end in (step.low_ns, step.high_ns))
-            said += f"; the step: {ratio_text(step.ratio)}, from {' to '.join(ends)}: to tell more, {more}"
-    return said if findings else f"{said}; looked at: {looked_at}"
+            sentence += f"; the step: {ratio_text(step.ratio)}, from {' to '.join(ends)}: to tell more, {advice}"
+    return sentence if findings else f"{sentence}; looked at: {looked_at}"
 
 
 def _is_unsure(row: Change, step: Change) -> bool:
@@ -109,13 +113,12 @@ def compiled_words(diff: Diff) -> Iterator[tuple[Sequence[str], str]]:
         (emptied[0], "", "have spans now: not compiled any more, or not called before"),
         (emptied[1], "", "have no spans now: compiled, or not called any more"),
     ):
-        inside = sum(not {*regions}.isdisjoint(names_around(fqn)) for fqn in diff.in_compiled)
+        modules = sum(not {*regions}.isdisjoint(names_around(fqn)) for fqn in diff.in_compiled)
         if regions:
-            more = f" and {len(regions) - 1:,} more" if len(regions) > 1 else ""
-            which = "module" if inside == 1 else f"{inside:,} modules"
-            end = end.replace("have", "has", 1) if inside == 1 else end
-            words = f"the {which} inside of {regions[0]}{more} {end}"
-            yield regions, f"{start}{words if inside else f'{regions[0]}{more}, by module'}"
+            named = shortened(regions, 1)
+            subject = "module" if modules == 1 else f"{modules:,} modules"
+            end = end.replace("have", "has", 1) if modules == 1 else end
+            yield regions, start + (f"the {subject} inside of {named} {end}" if modules else f"{named}, by module")
 
 
 class _Changes:
@@ -138,11 +141,11 @@ class _Changes:
 
     def find(self) -> list[Finding]:
         rules = self._compiled, self._classes, self._recompute, self._calls, self._new_and_gone, self._work, self._times
-        found = [each for rule in rules for each in rule()]
-        found += self._program(is_grown=not {row.verdict for row in self.diff.changes}.isdisjoint(_ONE_SIDED))
-        found += self._parts(set() if found else TOLD_BY_MODULES)
-        explained = sum(each.ns_per_step for each in found) / (self.diff.step.difference_ns or 1)
-        return [*found, *(self._in_general() if explained < _EXPLAINS else ())]
+        findings = [finding for rule in rules for finding in rule()]
+        findings += self._program(is_grown=not {row.verdict for row in self.diff.changes}.isdisjoint(_ONE_SIDED))
+        findings += self._parts(set() if findings else TOLD_BY_MODULES)
+        explained = sum(finding.ns_per_step for finding in findings) / (self.diff.step.difference_ns or 1)
+        return [*findings, *(self._in_general() if explained < _EXPLAINS else ())]
 
     def _take(self, is_explained: Callable[[Change], bool]) -> list[Change]:
         taken, left = list[Change](), list[Change]()
@@ -196,12 +199,12 @@ class _Changes:
             yield self._found(f"is {new}, was {old}", fqns[0], rows, _places(fqns))
 
     def _recompute(self) -> Iterator[Finding]:
-        for verdict, what in (("added", "runs again in backward now (recompute)"), ("removed", "recomputes no more")):
+        for verdict, words in (("added", "runs again in backward now (recompute)"), ("removed", "recomputes no more")):
             rows = self._take(lambda row, verdict=verdict: (row.phase, row.verdict) == ("recompute", verdict))  # type: ignore[misc]
             whole = [part for part in self.diff.parts if (part.fqn, part.verdict) == ("recompute", verdict)]
             if rows:
                 fqns = _outermost(rows)
-                yield self._found(what, fqns[0], whole or rows, _places(fqns))
+                yield self._found(words, fqns[0], whole or rows, _places(fqns))
 
     def _calls(self) -> Iterator[Finding]:
         while rows := [row for row in self.left if row.outcome != row.verdict]:
@@ -213,10 +216,10 @@ class _Changes:
             yield self._found(first.outcome, fqns[0], alike, _places(fqns))
 
     def _new_and_gone(self) -> Iterator[Finding]:
-        there = {row.fqn for row in self.diff.changes if row.base_recordings and row.new_recordings}
+        on_both_sides = {row.fqn for row in self.diff.changes if row.base_recordings and row.new_recordings}
         kinds: dict[tuple[str, str], list[Change]] = {}
         for row in self._take(lambda row: row.verdict in _ONE_SIDED):
-            phase = f"{row.phase} " if row.fqn in there else ""
+            phase = f"{row.phase} " if row.fqn in on_both_sides else ""
             kinds.setdefault((phase, row.verdict), []).append(row)
         for (phase, verdict), rows in kinds.items():
             fqns = _outermost(rows)
@@ -241,14 +244,16 @@ class _Changes:
             whole = rows if rows and not is_timed else [diff.step]
             yield self._found("the work changed", None, whole, next(iter(exact.values())))
             return
-        there = {row.fqn for row in diff.changes} - self.named
-        for start, what in _EXACT.items():
-            texts = {fqn: text for (kind, fqn), text in exact.items() if kind == start and fqn in there - self.named}
+        unexplained = {row.fqn for row in diff.changes} - self.named
+        for start, words in _EXACT.items():
+            texts = {
+                fqn: text for (kind, fqn), text in exact.items() if kind == start and fqn in unexplained - self.named
+            }
             if texts:
                 rows = self._take(lambda row, texts=texts: row.fqn in texts)  # type: ignore[misc]
                 self.named.update(texts)
                 fqn, text = next(iter(texts.items()))
-                yield self._found(what, fqn, rows, "; ".join(filter(None, (text, _places([*texts])))))
+                yield self._found(words, fqn, rows, "; ".join(filter(None, (text, _places([*texts])))))
 
     def _times(self) -> Iterator[Finding]:
         """Yield what is slower or faster, of siblings together."""
@@ -263,8 +268,8 @@ class _Changes:
                 )
             )
             if self._counts(rows):
-                what = f"is {first.verdict} in {' and '.join(dict.fromkeys(row.phase for row in rows))}"
-                yield self._found(what, first.fqn, rows, _places([*dict.fromkeys(row.fqn for row in rows)]))
+                words = f"is {first.verdict} in {' and '.join(dict.fromkeys(row.phase for row in rows))}"
+                yield self._found(words, first.fqn, rows, _places([*dict.fromkeys(row.fqn for row in rows)]))
 
     def _program(self, *, is_grown: bool) -> Iterator[Finding]:
         """Yield what is noted of the program and differs; modules that are new or gone have parameters of their own."""
@@ -275,10 +280,10 @@ class _Changes:
             old, new = self.diff.environment[fact]
             rows = [rows_of[part]] if part in rows_of and part not in self.told else []
             self.told.update(row.label for row in rows)
-            what = f"{fact}: {new}, was {old}"
+            words = f"{fact}: {new}, was {old}"
             if not rows:
-                self.untimed.add(what)
-            yield self._found(what, None, rows)
+                self.untimed.add(words)
+            yield self._found(words, None, rows)
 
     def _parts(self, whole: set[str]) -> Iterator[Finding]:
         for part in self.diff.parts:
@@ -292,27 +297,27 @@ class _Changes:
                 evidence = f"in {often:.0%} of the steps" if often < ALMOST_ALL else ""
                 if part.calls_changed:
                     evidence = f"in {part.base_calls:.0%} of the steps before, in {part.new_calls:.0%} after"
-                what = f"{part.fqn} is {_ONE_SIDED.get(part.verdict, part.verdict)}"
+                words = f"{part.fqn} is {_ONE_SIDED.get(part.verdict, part.verdict)}"
                 if part.calls_changed and part.verdict not in _ONE_SIDED:
-                    what = f"{part.fqn} is in {'more' if part.new_calls > part.base_calls else 'fewer'} steps"
+                    words = f"{part.fqn} is in {'more' if part.new_calls > part.base_calls else 'fewer'} steps"
                 evidence = "; ".join(filter(None, (evidence, self._lines(part))))
-                yield self._found(what, None, [part], evidence, often)
+                yield self._found(words, None, [part], evidence, often)
 
     def _lines(self, part: Change) -> str:
         """Say between which lines most of what a part takes more or less is; nothing if that is not known."""
-        sides = [{where: ns for of, where, ns in side if of == part.fqn} for side in self.diff.lines]
+        sides = [{where: ns for noted_part, where, ns in side if noted_part == part.fqn} for side in self.diff.lines]
         shorter, longer = sides if part.difference_ns > 0 else sides[::-1]
         least_ns, most_ns = (share * abs(part.difference_ns) for share in _IS_IT)
         # The lines of what takes about the same on both sides have moved.
         moved = [ns for where, ns in shorter.items() if where not in longer]
-        more = {
+        growth = {
             where: ns - shorter.get(where, 0)
             for where, ns in longer.items()
-            if where in shorter or not any(ns < _ABOUT * other < _ABOUT**2 * ns for other in moved)
+            if where in shorter or not any(ns < _ABOUT * moved_ns < _ABOUT**2 * ns for moved_ns in moved)
         }
-        found = {where: ns for where, ns in more.items() if least_ns <= ns <= most_ns}
-        where = max(found, key=found.__getitem__, default="")
-        return f"{short_ms(found[where])} of it {where}" if where else ""
+        explaining = {where: ns for where, ns in growth.items() if least_ns <= ns <= most_ns}
+        where = max(explaining, key=explaining.__getitem__, default="")
+        return f"{short_ms(explaining[where])} of it {where}" if where else ""
 
     def _in_general(self) -> Iterator[Finding]:
         diff, ratio = self.diff, self.diff.common_ratio
@@ -321,8 +326,8 @@ class _Changes:
         if diff.step.verdict in {"slower", "faster"}:
             yield self._found(f"the step is {diff.step.verdict}", None, [diff.step], _UNKNOWN)
         elif max(ratio, 1 / ratio) >= _FAR:
-            how = f"modules in general take {ratio:.2f} times as long"
-            yield self._found(how, None, [diff.step], f"{_UNKNOWN}, nor by how much: FLOPs or shapes say it")
+            words = f"modules in general take {ratio:.2f} times as long"
+            yield self._found(words, None, [diff.step], f"{_UNKNOWN}, nor by how much: FLOPs or shapes say it")
 
 
 def _outermost(rows: Sequence[Change]) -> list[str]:
@@ -332,5 +337,4 @@ def _outermost(rows: Sequence[Change]) -> list[str]:
 
 def _places(fqns: Sequence[str]) -> str:
     """Name the places if there are several."""
-    more = f" and {len(fqns) - _NAMED:,} more" if len(fqns) > _NAMED else ""
-    return f"{', '.join(fqns[:_NAMED])}{more}" if len(fqns) > 1 else ""
+    return shortened(fqns, _NAMED) if len(fqns) > 1 else ""

@@ -98,10 +98,10 @@ def _machine_speed(slower: Float64Array, alike: Float64Array, time: Float64Array
 
 def weighted_median(values: Float64Array, weight: Float64Array) -> float:
     """Return the value that half of the weight does not exceed, NaN left out; 0 without values."""
-    known = np.flatnonzero(~np.isnan(values))
-    if not len(known):
+    rows = np.flatnonzero(~np.isnan(values))
+    if not len(rows):
         return 0.0
-    order = known[np.argsort(values[known], kind="stable")]
+    order = rows[np.argsort(values[rows], kind="stable")]
     above = np.cumsum(weight[order])
     return float(values[order[np.searchsorted(above, above[-1] / 2)]])
 
@@ -116,12 +116,12 @@ def noise_of(
     """
     freedom = np.array([one.freedom for one in estimates], np.float64)
     squares = np.array([one.squares if one.freedom else one.difference**2 / 2 for one in estimates])
-    own = squares / np.maximum(freedom, 1)
+    between = squares / np.maximum(freedom, 1)
     # The median of a variance with few degrees of freedom is below its mean.
-    scaled = own / np.where(freedom > 0, (1 - 2 / (9 * np.maximum(freedom, 1))) ** 3, MEDIAN_OF_SQUARE)
+    scaled = between / np.where(freedom > 0, (1 - 2 / (9 * np.maximum(freedom, 1))) ** 3, MEDIAN_OF_SQUARE)
     expected = (within + np.median(within)) / 2 if len(within) else within
     order = np.argsort(size, kind="stable")
-    variance, total = own.copy(), freedom.copy()
+    variance, total = between.copy(), freedom.copy()
     for place, module in enumerate(order.tolist()):
         first = max(place - NEIGHBOURS // 2, 0)
         near = np.delete(order[first : place + NEIGHBOURS // 2 + 1], place - first)

@@ -50,38 +50,35 @@ def region_changes(changes: Sequence[Change], regions: Sequence[str]) -> list[Re
         for region in regions:
             if region in names_around(change.fqn):
                 rows.setdefault((region, change.phase), []).append(change)
-    found = []
-    for (region, phase), own in rows.items():
-        inner = {row.fqn for row in own if row.base_recordings and row.new_recordings} - {region}
-        base_ns, new_ns = sum(row.base_ns for row in own), sum(row.new_ns for row in own)
-        found.append(RegionChange(region, phase, len(inner), base_ns, new_ns, new_ns - base_ns))
-    return sorted(found, key=lambda row: (regions.index(row.fqn), SAMPLED_PHASES.index(row.phase)))
+    changed = []
+    for (region, phase), members in rows.items():
+        inner = {row.fqn for row in members if row.base_recordings and row.new_recordings} - {region}
+        base_ns, new_ns = sum(row.base_ns for row in members), sum(row.new_ns for row in members)
+        changed.append(RegionChange(region, phase, len(inner), base_ns, new_ns, new_ns - base_ns))
+    return sorted(changed, key=lambda row: (regions.index(row.fqn), SAMPLED_PHASES.index(row.phase)))
 
 
 def names_in_functions(side: Sequence[RunTimes], other: Sequence[RunTimes]) -> dict[str, str]:
     """Return what modules of a side are called on the other, where functions that are compiled there call them."""
-    known, others = ({fqn for run in runs for fqn in run.classes} for runs in (side, other))
+    called, called_there = ({fqn for run in runs for fqn in run.classes} for runs in (side, other))
     names = {fqn: inner for run in other for fqn, inner in run.in_functions.items()}
-    return {fqn: inner for fqn, inner in names.items() if fqn in known - others and inner not in known}
+    return {fqn: inner for fqn, inner in names.items() if fqn in called - called_there and inner not in called}
 
 
 def fold_regions(
     before: Sequence[RunTimes], after: Sequence[RunTimes]
 ) -> tuple[Sequence[RunTimes], Sequence[RunTimes], list[str]]:
     """Return both sides with modules added to regions in which the other has no spans, and the names of these."""
-    inside: dict[str, None] = {}
+    folded: dict[str, None] = {}
+    sides = [before, after]
     for region in dict.fromkeys(fqn for run in (*before, *after) for fqn in run.compiled):
-        inner = [
-            {fqn for run in side for fqn in run.classes if region in names_around(fqn)[1:]} for side in (before, after)
-        ]
+        inner = [{fqn for run in side for fqn in run.classes if region in names_around(fqn)[1:]} for side in sides]
         for side, other in ((0, 1), (1, 0)):
-            one, its = (before, after)[side], (before, after)[other]
-            if inner[side] and not inner[other] and all(region in run.compiled for run in its):
-                phases = {phase for run in its for fqn, phase in run.modules if fqn == region}
-                folded = [_folded(run, region, phases) for run in one]
-                before, after = (folded, after) if side == 0 else (before, folded)
-                inside |= dict.fromkeys(sorted(inner[side]))
-    return before, after, [*inside]
+            if inner[side] and not inner[other] and all(region in run.compiled for run in sides[other]):
+                phases = {phase for run in sides[other] for fqn, phase in run.modules if fqn == region}
+                sides[side] = [_folded(run, region, phases) for run in sides[side]]
+                folded |= dict.fromkeys(sorted(inner[side]))
+    return sides[0], sides[1], [*folded]
 
 
 def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
@@ -94,8 +91,8 @@ def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
             continue
         backward = phase.replace("recompute", "backward")
         parts[backward if phase not in phases and backward in phases else phase].append(module)
-    for phase, own in parts.items():
-        modules[region, phase] = _sum(own, run.modules.get((region, phase)))
+    for phase, members in parts.items():
+        modules[region, phase] = _sum(members, run.modules.get((region, phase)))
     gone = {fqn for fqn in run.classes if region in names_around(fqn)[1:]}
     own_keys = tuple(f"{kind}{fqn}" for kind in MODULE_VALUE_PREFIXES for fqn in (region, *gone))
     classes = {fqn: kind for fqn, kind in run.classes.items() if fqn not in gone}
@@ -107,10 +104,10 @@ def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
     )
 
 
-def _sum(modules: Sequence[ModuleRun], own: ModuleRun | None) -> ModuleRun:
+def _sum(modules: Sequence[ModuleRun], region: ModuleRun | None) -> ModuleRun:
     """Return what modules take together in a step in which the region is called; `own` is the region's row."""
-    steps = own.steps if own else max(module.steps for module in modules)
+    steps = region.steps if region else max(module.steps for module in modules)
     times = [module.time.time_ns * module.steps / steps for module in modules]
     total = math.fsum(times)
     variance = math.fsum(time**2 * module.time.variance for time, module in zip(times, modules, strict=True))
-    return (own or ModuleRun(Typical(0, 0), steps, 1, 1, 1))._replace(time=Typical(total, variance / total**2))
+    return (region or ModuleRun(Typical(0, 0), steps, 1, 1, 1))._replace(time=Typical(total, variance / total**2))

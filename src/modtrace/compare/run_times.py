@@ -1,4 +1,4 @@
-"""What one recording says about each module and part of the step: per step, and in a few numbers, which baselines keep.
+"""Times of each module and part of the step in one recording: per step, and in a few numbers, which baselines keep.
 
 A baseline is JSON with one module or part of a recording per line, so that a change of the file can be read:
 
@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,9 +127,9 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     self_ns = np.rint(total_ns / ranks).astype(np.int64)
     # Inside a compiled region a call may be several spans: kernels of others run in between.
     outer = set(timeline.metadata.get(COMPILED, ()))
-    inside = np.array([not outer.isdisjoint(names_around(name.fqn)[1:]) for name in timeline.names] or [False])
+    is_compiled = np.array([not outer.isdisjoint(names_around(name.fqn)[1:]) for name in timeline.names] or [False])
     call = columns.take(chosen)
-    begins = ~inside[call.name]
+    begins = ~is_compiled[call.name]
     begins[np.unique(np.stack([call.name, call.call, call.track, phase]), axis=1, return_index=True)[1]] = True
     calls = np.rint(np.bincount(place, begins, total_ns.size).reshape(shape) / ranks).astype(np.int64)
     keys = [
@@ -173,22 +173,22 @@ def divide_fused(
     """Give the time of kernels that are fused of several modules to these, in place; by class without `plain_name`."""
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for fused, phase, times in _fused_times(metadata):
-        own = shares[plain_name(fused) if plain_name else _FUSED, phase]
+        share_of = shares[plain_name(fused) if plain_name else _FUSED, phase]
         for fqn, module_class, time in times:
             name = plain_name(fqn) if plain_name else module_class
-            own[name] = own.get(name, 0) + time
+            share_of[name] = share_of.get(name, 0) + time
             classes.setdefault(name, module_class)
-    for (fused, of_phase), own in shares.items():
-        total = math.fsum(own.values())
+    for (fused, of_phase), share_of in shares.items():
+        total = math.fsum(share_of.values())
         for phase in (of_phase, f"GPU {of_phase}"):
             if (fused, phase) in self_ns and total:
                 fused_ns, fused_calls = self_ns.pop((fused, phase)), calls.pop((fused, phase))
-                for name, time in own.items():
+                for name, time in share_of.items():
                     share = np.rint(fused_ns * (time / total)).astype(np.int64)
                     self_ns[name, phase] = self_ns.get((name, phase), 0) + share
                     calls[name, phase] = np.maximum(calls.get((name, phase), 0), fused_calls)
-    there = {name for name, _ in self_ns}
-    for name in [name for name in classes if name not in there]:
+    left = {name for name, _ in self_ns}
+    for name in [name for name in classes if name not in left]:
         del classes[name]
 
 
@@ -261,35 +261,36 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
     notes = timeline.metadata.get(STEP_NOTES, {})
     lines = tuple((gap.part, gap.to_text(), gap.ns) for gap in NotedSteps(notes).gaps)
     regions = compiled_names(timeline) if by == "module" else {}
-    run = measure_samples(
-        take_samples(timeline, by, step_by), environment | program_facts(timeline.metadata) | _inputs(notes) | exact
+    environment |= program_facts(timeline.metadata) | _inputs(notes) | exact
+    return measure_samples(take_samples(timeline, by, step_by), environment)._replace(
+        peak_bytes=peak_bytes,
+        compiled=tuple(map(plain_fqn, regions)),
+        in_functions=_in_functions(timeline, regions),
+        lines=lines,
     )
-    compiled = tuple(map(plain_fqn, regions))
-    run = run._replace(peak_bytes=peak_bytes, compiled=compiled, in_functions=_in_functions(timeline, regions))
-    return run._replace(lines=lines)
 
 
 def _inputs(notes: Mapping[str, Any]) -> dict[str, str]:
     """Return what modules get that are in no other, if it was the same in each step that was looked at, of several."""
     noted: Mapping[str, Sequence[tuple[int, str]]] = notes.get("inputs", {})
-    looks = {fqn: [text for _, text in own] for fqn, own in noted.items()}
-    return {INPUTS_PREFIX + plain_fqn(fqn): own[0] for fqn, own in looks.items() if len(own) > 1 == len({*own})}
+    looks = {fqn: [text for _, text in of_steps] for fqn, of_steps in noted.items()}
+    return {INPUTS_PREFIX + plain_fqn(fqn): texts[0] for fqn, texts in looks.items() if len(texts) > 1 == len({*texts})}
 
 
 def _in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return what `RunTimes.in_functions` has: as parts of the module around, or by a class that no other has there."""
     names: dict[str, str] = {}
     classes = {name.fqn: name.module_class for name in timeline.names}
-    for region, inside in regions.items():
+    for region, labels in regions.items():
         if classes[region] != COMPILED_CLASS:
             continue
-        around = next((fqn for fqn in names_around(region)[1:] if fqn in classes), "")
-        paths = dict(name.rpartition(": ")[::2] for name in inside)
+        caller = next((fqn for fqn in names_around(region)[1:] if fqn in classes), "")
+        paths = dict(name.rpartition(": ")[::2] for name in labels)
         outer = {path: kind for path, kind in paths.items() if paths.keys().isdisjoint(names_around(path)[1:])}
         kinds = Counter(outer.values())
         for path, kind in outer.items():
-            if around or kinds[kind] == 1:
-                names[plain_fqn(f"{around}.{path}" if around else kind)] = plain_fqn(f"{region}.{path}")
+            if caller or kinds[kind] == 1:
+                names[plain_fqn(f"{caller}.{path}" if caller else kind)] = plain_fqn(f"{region}.{path}")
     return names
 
 
@@ -300,20 +301,21 @@ def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict
         return shapes, peaks
     summary, values = summarize(timeline, by), dict[str, int]()
     if flops is not None and summary.flops is not None:
-        own = {_name(row): row.self_flops // max(row.calls, 1) for row in summary.flops.rows}
-        values = {"FLOPs of a step": flops} | {f"FLOPs of a call of {name}": count for name, count in own.items()}
+        calls = {_name(row): row.self_flops // max(row.calls, 1) for row in summary.flops.rows}
+        values = {"FLOPs of a step": flops} | {f"FLOPs of a call of {name}": count for name, count in calls.items()}
     if summary.memory is not None:
-        kept = {_name(row): row.retained_bytes for row in summary.memory.rows}
-        values |= {"bytes held at most": summary.memory.peak_bytes}
-        values |= {f"bytes retained by {name}": count for name, count in kept.items() if count is not None}
-        inside = {_name(row): row.peak_bytes for row in summary.memory.rows}
-        peaks = {"": summary.memory.peak_bytes} | {name: most for name, most in inside.items() if most is not None}
+        values["bytes held at most"] = peaks[""] = summary.memory.peak_bytes
+        for row in summary.memory.rows:
+            if row.retained_bytes is not None:
+                values[f"bytes retained by {_name(row)}"] = row.retained_bytes
+            if row.peak_bytes is not None:
+                peaks[_name(row)] = row.peak_bytes
     return {key: f"{value:,}" for key, value in values.items()} | shapes, peaks
 
 
-def _name(of: Name | FlopModule | MemoryModule) -> str:
-    """Return what a module is called in a comparison, or its class if it has no name."""
-    return plain_fqn(of.fqn) if of.fqn else of.module_class
+def _name(module: Name | FlopModule | MemoryModule) -> str:
+    """Return the name of a module in a comparison, or its class if it has no name."""
+    return plain_fqn(module.fqn) if module.fqn else module.module_class
 
 
 def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
@@ -325,6 +327,15 @@ def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
         name = timeline.names[of_call]
         texts.setdefault(_name(name if by == "module" else name._replace(fqn="")), set()).add(shapes.text(value))
     return {f"shapes of a call of {name}": min(several) for name, several in texts.items() if len(several) == 1}
+
+
+def texts_by_key(tables: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
+    """Return the different texts that each key has in some tables."""
+    texts: dict[str, set[str]] = defaultdict(set)
+    for table in tables:
+        for key, text in table.items():
+            texts[key].add(text)
+    return dict(texts)
 
 
 def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTimes:

@@ -63,13 +63,13 @@ def compared(
     timeline: Timeline, sides: tuple[TypicalStep, TypicalStep], notes: Sequence[str], changes: Sequence[Change]
 ) -> Comparison:
     """Say for the page how each span of `side_by_side(sides)` changed."""
-    known = {(change.fqn, change.phase): index for index, change in enumerate(changes)}
+    row_of = {(change.fqn, change.phase): index for index, change in enumerate(changes)}
     keys = [
         plain_fqn(name.fqn, side.renamed) if side.by == "module" else name.module_class
         for side in sides
         for name in side.step.names
     ]
-    of_name = np.array([[known.get((fqn, phase), -1) for phase in SAMPLED_PHASES] for fqn in keys], np.int32)
+    of_name = np.array([[row_of.get((fqn, phase), -1) for phase in SAMPLED_PHASES] for fqn in keys], np.int32)
     columns = timeline.columns
     phase = columns.phase + len(PHASES) * on_gpu(timeline)
     of_span = of_name.reshape(-1, len(SAMPLED_PHASES))[columns.name, phase]

@@ -27,7 +27,7 @@ from .noise import (
     student_quantile,
     weighted_median,
 )
-from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, RunTimes
+from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, RunTimes, texts_by_key
 
 PART = "part"
 """The phase of a part of the step."""
@@ -305,20 +305,16 @@ def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_c
         return None
     if sum(calls_changed) > len(calls_changed) / 2:
         return True
-    texts: list[dict[str, set[str]]] = [{}, {}]
-    for of_side, side in zip(texts, (before, after), strict=True):
-        for key, text in (item for run in side for item in run.environment.items()):
-            of_side.setdefault(key, set()).add(text)
+    base, new = (texts_by_key(run.environment for run in side) for side in (before, after))
     equal: dict[str, bool] = {}
     for kind in MODULE_VALUE_PREFIXES:
-        for key in texts[0].keys() & texts[1].keys():
-            if key.startswith(kind) and texts[0][key] | texts[1][key] != {"0"}:
+        for key in base.keys() & new.keys():
+            if key.startswith(kind) and base[key] | new[key] != {"0"}:
                 module = key.removeprefix(kind)
-                equal[module] = equal.get(module, True) and texts[0][key] == texts[1][key]
+                equal[module] = equal.get(module, True) and base[key] == new[key]
     if not equal:
-        inputs = [key for key in texts[0].keys() & texts[1].keys() if key.startswith(INPUTS_PREFIX)]
-        others = sum(texts[0][key].isdisjoint(texts[1][key]) for key in inputs)
-        return True if others > len(inputs) / 2 else None
+        differ = [base[key].isdisjoint(new[key]) for key in base.keys() & new.keys() if key.startswith(INPUTS_PREFIX)]
+        return True if sum(differ) > len(differ) / 2 else None
     return sum(equal.values()) < len(equal) / 2
 
 
@@ -455,10 +451,10 @@ def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Ke
         return Calls(
             round(base_calls * base_share, 2), round(new_calls * new_share, 2), True, base_share, new_share, reach
         )
-    more = min(run.fewest_calls for run in new) > max(run.most_calls for run in base)
-    fewer = max(run.most_calls for run in new) < min(run.fewest_calls for run in base)
+    is_more = min(run.fewest_calls for run in new) > max(run.most_calls for run in base)
+    is_fewer = max(run.most_calls for run in new) < min(run.fewest_calls for run in base)
     in_steps = sum(run.steps for run in (*base, *new)) / sum(run.steps for run in (*before, *after))
-    return Calls(base_calls, new_calls, more or fewer, in_steps=min(1.0, in_steps))
+    return Calls(base_calls, new_calls, is_more or is_fewer, in_steps=min(1.0, in_steps))
 
 
 def _changed_shares(
