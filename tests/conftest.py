@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from modtrace.record_options import EngineName
-from modtrace.recording import make_recording
+from modtrace.recording import record
 from modtrace.track.native.build import build, missing_compiler
 from tests.support import trace_processor as processor
 from tests.support.guard_times import measure_no_guards
@@ -100,7 +100,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         measure_no_guards()
-        defaults = make_recording.record.__kwdefaults__ or {}
+        defaults = record.__kwdefaults__ or {}
         defaults["capacity"] = 1 << 17
         gc.collect()
         gc.freeze()

@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .reporting import report as report
     from .timeline import Span as Span
     from .timeline import Summary as Summary
-    from .track.trackers.trackers import ModTracker as ModTracker
-    from .track.trackers.trackers import ModuleTracker as ModuleTracker
+    from .track.trackers import ModTracker as ModTracker
+    from .track.trackers import ModuleTracker as ModuleTracker
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _NAMES = {
@@ -56,7 +56,7 @@ _NAMES = {
     ".recording.profiler_handler": ("on_trace_ready",),
     ".reporting": ("report",),
     ".timeline": ("Span", "Summary"),
-    ".track.trackers.trackers": ("ModTracker", "ModuleTracker"),
+    ".track.trackers": ("ModTracker", "ModuleTracker"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

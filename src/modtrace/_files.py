@@ -13,7 +13,6 @@ import os
 import secrets
 import shlex
 import stat
-import sys
 import tempfile
 import threading
 import weakref
@@ -38,11 +37,6 @@ def cache_home() -> Path:
             f"{home}: the home folder is not known (HOME is not set, and the user has none); "
             "name a folder in MODTRACE_CACHE"
         ) from error
-
-
-def engine_folder(torch_version: str, key: str) -> str:
-    """Return the name of an engine's folder; builds of one version differ by `key`."""
-    return f"torch-{torch_version}-{sys.implementation.cache_tag}-{key}"
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from ._processes import ROLE
+from ._ranks import ROLE
 
 if TYPE_CHECKING:
     from torch import nn

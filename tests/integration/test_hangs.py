@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from modtrace._processes import ParallelReader
+from modtrace._pools import ParallelReader
 from modtrace.cli.group import group as commands
 from modtrace.live.where import Hang, read_job
 from modtrace.record_options import EngineName

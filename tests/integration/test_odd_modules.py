@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import modtrace
 from modtrace import RecordingError
-from modtrace._processes import expand_path
+from modtrace._ranks import expand_path
 from modtrace.record_options import EngineName
 
 

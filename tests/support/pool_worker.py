@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from modtrace._processes import map_in_processes
+from modtrace._pools import map_in_processes
 
 ITEMS = 200
 

@@ -13,7 +13,7 @@ import pytest
 
 from modtrace import ModtraceError
 from modtrace._errors import TraceError
-from modtrace._processes import map_in_processes
+from modtrace._pools import map_in_processes
 from tests.support.pool_worker import ITEMS, take_up
 from tests.support.python_process import python_environment
 

@@ -12,7 +12,7 @@ import pytest
 
 import modtrace
 from modtrace import ModtraceError
-from modtrace._processes import role_in
+from modtrace._ranks import role_in
 from modtrace.cli.commands import ranks as ranks_commands
 from modtrace.cli.group import group as commands
 from modtrace.live.rank_state import rank_state_of

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from modtrace import ModtraceError
-from modtrace._processes import ParallelReader, processor_count
+from modtrace._pools import ParallelReader, processor_count
 from modtrace.cli.group import group as commands
 from modtrace.live.hangs import hung_sentences
 from modtrace.live.places import format_stack, group_ranks, headline
@@ -339,7 +339,7 @@ def test_usual_duration_of_a_native_backward_is_that_of_a_node(tmp_path: Path) -
 
 
 def test_a_killed_process_of_those_that_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modtrace._processes._MIN_FILES_IN_PROCESSES", 1)
+    monkeypatch.setattr("modtrace._pools._MIN_FILES_IN_PROCESSES", 1)
     kill: Any = os._exit
     statuses: Any = [1, 1]
     with ParallelReader() as reader, pytest.raises(ModtraceError, match="a process that read files was killed"):

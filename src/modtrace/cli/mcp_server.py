@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._errors import ModtraceError
 from .._files import RECORDING_SUFFIXES, find_recordings
-from .._processes import ParallelReader
+from .._pools import ParallelReader
 from .._tables import SortKey, counted
 from .._version import __version__
 from ..compare import diff

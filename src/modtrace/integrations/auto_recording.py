@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._after_import import call_after_import
 from .._errors import RecordingError
-from .._processes import absolute_path, add_rank
+from .._ranks import absolute_path, add_rank
 from .._tables import next_step_hint, printable
 from ..record_options import parse_flag
 from .job import PARSERS, PATHS, ChildCount, Job

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._processes import add_rank, insert_before_suffixes
+from .._ranks import add_rank, insert_before_suffixes
 from ..record_options import OPTIONS
 
 _VARIABLE = "MODTRACE_JOB"

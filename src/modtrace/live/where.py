@@ -16,7 +16,8 @@ from typing import Any
 
 from .._files import find_each
 from .._interrupts import cached_property
-from .._processes import ParallelReader, is_signal_caught, threads_with_signal
+from .._pools import ParallelReader
+from .._processes import is_signal_caught, threads_with_signal
 from ..ring import find_rings, stacks_path
 from .flight_recorder import FlightRecord as FlightRecord
 from .flight_recorder import rank_of_dump, read_flight_record

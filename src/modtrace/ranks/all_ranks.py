@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .._errors import ModtraceError
-from .._processes import map_in_processes
+from .._pools import map_in_processes
 from ..record_options import StepRange
 from ..timeline import Timeline
 from ..timeline.contents import STEP_NOTES, WHOLE_RUN, damage_sentence

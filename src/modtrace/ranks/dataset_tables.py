@@ -14,7 +14,7 @@ from pyarrow.fs import LocalFileSystem
 
 from .._arrays import AnyArray, number_distinct
 from .._errors import ModtraceError
-from .._processes import map_in_processes, processor_count
+from .._pools import map_in_processes, processor_count
 from ..record_options import StepRange
 from ..ring.event_text import CATEGORIES
 from ..timeline import PHASES, Name

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from .._arrays import Numbering
 from .._errors import ModtraceError, WriteError
-from .._processes import map_in_processes, processor_count
+from .._pools import map_in_processes, processor_count
 from .._tables import counted
 from ..ring.clocks import measurement_record
 from ..timeline import Track

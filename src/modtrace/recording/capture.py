@@ -19,7 +19,7 @@ from torch import nn
 
 from .._errors import EngineError, RecordingError
 from .._interrupts import raised_by_handler
-from .._processes import host_hash, rank_in
+from .._ranks import host_hash, rank_in
 from .._version import __version__
 from ..record_options import EngineName
 from ..ring import FIRST_STEP, STACKS_SIGNAL, WORKERS, Kind, Ring, RingSnapshot

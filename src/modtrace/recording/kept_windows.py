@@ -14,7 +14,8 @@ from pathlib import Path
 
 from .._errors import ModtraceError, RecordingError
 from .._files import Folder
-from .._processes import rank_in, run_unseen
+from .._processes import run_unseen
+from .._ranks import rank_in
 from ..live.triggers import parse_conditions
 from ..live.windows import STEPS_FILE, KeepLimits, KeptFolder, begin_file, folder_mode, kept_folder, save_window
 from ..public import Timeline

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._errors import WriteError
 from .._files import work_folder
-from .._processes import rank_in
+from .._ranks import rank_in
 from ..profiler.merge import merge_timeline
 
 if TYPE_CHECKING:

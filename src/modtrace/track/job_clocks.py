@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .._processes import world_size_in
+from .._ranks import world_size_in
 from ..ring import NameTable
 from ..ring.clocks import MAX_RATE, Measurement, Reading, clock_id, measurement_record, parent_number
 

@@ -208,7 +208,7 @@ def run_command(
     sys.path, __main__, exit code and traceback. In OUT and FILE, %r is the rank, %p the process id and %h a hash of
     the host; under torchrun, without %r and %p, each rank writes OUT.rank3.pftrace.
     """
-    from ..._processes import absolute_path, add_rank, expand_path
+    from ..._ranks import absolute_path, add_rank, expand_path
     from ...integrations.auto_recording import AutoRecording
     from ...write import check_writable
 

@@ -12,7 +12,7 @@ import click
 from ..options import TextFormat, make_console, say, text_or_json_option, value_option
 
 if TYPE_CHECKING:
-    from ..._processes import ParallelReader
+    from ..._pools import ParallelReader
     from ...live.follow import RankRates
     from ...live.top import JobView
 
@@ -38,7 +38,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
     Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] choose a rank,
     arrows scroll. Into a pipe, and as JSON, the state of now is printed once.
     """
-    from ..._processes import ParallelReader, give_way
+    from ..._pools import ParallelReader, give_way
     from ...live.top import ScreenState, render_screen
 
     console = make_console()

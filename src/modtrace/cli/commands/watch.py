@@ -76,7 +76,7 @@ def watch_command(
     Recording.keep("why") is kept too. The first step is never slow.
     """
     from ..._errors import ModtraceError
-    from ..._processes import give_way
+    from ..._pools import give_way
     from ...live.triggers import parse_conditions
     from ...live.watch import Watcher
     from ...live.whole_run import StepsFile, WholeRunWriter

@@ -79,7 +79,7 @@ def where_command(
 def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
     from rich.live import Live
 
-    from ..._processes import ParallelReader
+    from ..._pools import ParallelReader
     from ...live.where import read_job
 
     console = make_console()

@@ -29,7 +29,7 @@ from ..._arrays import (
     split_by,
 )
 from ..._errors import ModtraceError
-from ..._processes import map_in_processes, processor_count
+from ..._pools import map_in_processes, processor_count
 from ...live.hangs import find_hangs
 from ...live.rank_state import rank_state_of, read_clocks
 from ...live.windows import CameLate

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from ..._errors import EngineError
-from ..._files import LIBRARY_NAME, cache_home, engine_folder
+from ..._files import LIBRARY_NAME, cache_home
 from ..._interrupts import in_forked_child
 from ...ring import slot_format
 
@@ -47,7 +47,8 @@ def native_folder() -> str:
         platform.machine(),
         *(hashlib.sha256(source.read_bytes()).hexdigest() for source in _SOURCES),
     )
-    return engine_folder(torch.__version__, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12])
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    return f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{key}"
 
 
 def _torch_abi() -> list[str]:

@@ -1,0 +1,112 @@
+"""Pools of processes: work on all processors, or those of an executor."""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
+from typing import TypeVar
+
+from ._errors import ModtraceError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def processor_count() -> int:
+    """Return how many processors this process may run on, or how many there are if the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_NICENESS = 10
+
+
+def give_way() -> None:
+    """Let other processes run before this one and its children, if the system can do that."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(_NICENESS)
+
+
+def map_in_processes(
+    function: Callable[[T], R], items: Iterable[T], processes: int, executor: Executor | None = None
+) -> Iterator[tuple[T, R]]:
+    """Yield each item with what a function returns for it, in the order in which they are done.
+
+    Args:
+        function: called with an item, in this process if one is enough; it, items and results can be pickled.
+        items: what it is called with.
+        processes: how many run at a time, where there is no executor.
+        executor: runs them, where it likes; it stays open. None: processes of this machine.
+
+    Raises:
+        Exception: what the function raised for an item; what had not begun then is not done.
+        ModtraceError: one of the processes was killed, or the executor can do no more.
+    """
+    todo = list(items)
+    if executor is not None:
+        yield from _map(executor, function, todo, "the executor can do no more, as one of its workers was lost")
+    elif min(processes, len(todo)) <= 1:
+        for item in todo:
+            yield item, function(item)
+    else:
+        with ProcessPoolExecutor(min(processes, len(todo)), get_context("spawn"), _end_when_interrupted) as pool:
+            killed = "a process was killed, most often because memory ran out; try with fewer"
+            yield from _map(pool, function, todo, killed)
+
+
+def _map(executor: Executor, function: Callable[[T], R], items: Iterable[T], lost: str) -> Iterator[tuple[T, R]]:
+    tasks: dict[Future[R], T] = {}
+    try:
+        tasks |= {executor.submit(function, item): item for item in items}
+        for done in as_completed(tasks):
+            yield tasks.pop(done), done.result()
+    except BrokenExecutor as error:
+        raise ModtraceError(lost) from error
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _end_when_interrupted() -> None:
+    # Ctrl-C goes to all processes of a terminal. A worker that handled it would report it as an error of its item, and
+    # take the next one.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+_MIN_FILES_IN_PROCESSES = 128
+"""To start processes takes as long as to read so many files."""
+_FILES_AT_ONCE = 32
+_MAX_PROCESSES = 32
+
+
+class ParallelReader(ExitStack):
+    """Reads files, many of them in processes of its own, which end with the `with` block."""
+
+    _processes: ProcessPoolExecutor | None = None
+
+    def read(self, read: Callable[[str], T], paths: Sequence[str]) -> tuple[list[T], list[str]]:
+        """Return what `read` returns for each file, and the ModtraceErrors; raises one if a process was killed."""
+        if len(paths) < _MIN_FILES_IN_PROCESSES:
+            results = [_result_or_error(read, path) for path in paths]
+        else:
+            if self._processes is None:
+                count = min(processor_count(), _MAX_PROCESSES)
+                self._processes = ProcessPoolExecutor(count, get_context("spawn"), _end_when_interrupted)
+                self.callback(self._processes.shutdown, cancel_futures=True)
+            try:
+                results = list(self._processes.map(partial(_result_or_error, read), paths, chunksize=_FILES_AT_ONCE))
+            except BrokenProcessPool as error:
+                raise ModtraceError("a process that read files was killed, most often as memory ran out") from error
+        return [r for r, error in results if error is None and r is not None], [e for _, e in results if e is not None]
+
+
+def _result_or_error(read: Callable[[str], T], path: str) -> tuple[T | None, str | None]:
+    try:
+        return read(path), None
+    except ModtraceError as error:
+        return None, str(error)
