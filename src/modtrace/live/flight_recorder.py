@@ -79,8 +79,8 @@ def read_flight_record(path: str) -> FlightRecord:
             collectives.setdefault(entry.group, []).append(entry)
         else:
             sent.setdefault((entry.group, entry.call.operator, entry.peer), []).append(entry)
-    of_groups = tuple(_group_progress(groups[name], own) for name, own in collectives.items())
-    peers = tuple(_peer_progress(groups[name], operator, peer, own) for (name, operator, peer), own in sent.items())
+    of_groups = tuple(_group_progress(groups[name], calls) for name, calls in collectives.items())
+    peers = tuple(_peer_progress(groups[name], operator, peer, calls) for (name, operator, peer), calls in sent.items())
     return FlightRecord(path, rank, status.st_mtime_ns, of_groups, peers)
 
 

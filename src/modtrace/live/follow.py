@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._arrays import Int64Array
+from .._arrays import Float64Array, Int64Array
 from .._errors import RingError
 from .._files import Folder, is_of_user, open_regular
 from ..ring import Kind, RingSnapshot, has_news, read_ring, ring_state
@@ -106,24 +106,18 @@ class ModuleRate(NamedTuple):
 def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[ModuleRate]:
     """Return what each module takes, in the order in which modules were first called."""
     measured = [rank for rank in ranks if rank.rows and rank.window_ns]
-    shares_of: dict[str, list[float]] = {}
+    shares_of: dict[str, Float64Array] = {}
     busiest: dict[str, tuple[float, int | None]] = {}
     for rank in measured:
-        rows = rank.rows if max_depth is None else fold_below(rank.rows, max_depth)
-        for row in rows:
+        for row in rank.rows if max_depth is None else fold_below(rank.rows, max_depth):
             backward_ns = row.backward_ns + row.recompute_ns
             values = [1e9 * row.calls, row.self_ns, row.total_ns, row.forward_ns, backward_ns]
-            shares = [value / rank.window_ns for value in values]
-            shares_of[row.fqn] = [a + b for a, b in zip(shares_of.get(row.fqn, [0.0] * 5), shares, strict=True)]
+            shares = np.array(values) / rank.window_ns
+            shares_of[row.fqn] = shares_of.get(row.fqn, 0) + shares
             if shares[1] >= busiest.get(row.fqn, (0.0, None))[0]:
-                busiest[row.fqn] = (shares[1], rank.state.rank)
-    several = len(measured) > 1
-    modules = []
-    for fqn, totals in shares_of.items():
-        calls, own, total, forward, backward = (value / len(measured) for value in totals)
-        share, rank_number = busiest[fqn]
-        modules.append(ModuleRate(fqn, calls, own, total, forward, backward, share, rank_number if several else None))
-    return modules
+                busiest[row.fqn] = (float(shares[1]), rank.state.rank if len(measured) > 1 else None)
+    means = {fqn: (shares / len(measured)).tolist() for fqn, shares in shares_of.items()}
+    return [ModuleRate._make([fqn, *mean, *busiest[fqn]]) for fqn, mean in means.items()]
 
 
 def sort_modules(modules: Sequence[ModuleRate], key: str) -> list[ModuleRate]:
@@ -352,14 +346,14 @@ class RingFollower:
         end_ns: Int64Array = analysis.clock.to_other(analysis.events.time[ends.event])
         steps: list[EndedStep] = []
         for index, divided in enumerate(divide_steps(timeline)):
-            which = int(np.searchsorted(end_ns, bounds.end[index]))
+            end_row = int(np.searchsorted(end_ns, bounds.end[index]))
             if (
                 not bounds.whole[index]
-                or which + (not has_ended) >= len(ends.event)
+                or end_row + (not has_ended) >= len(ends.event)
                 or divided.step <= self._last_number
             ):
                 continue
-            serial = int(analysis.events.serial[ends.event[which]])
+            serial = int(analysis.events.serial[ends.event[end_row]])
             start, end = int(bounds.start[index]), int(bounds.end[index])
             is_first = not self.total_steps and not steps and not timeline.stats.overwritten
             steps.append(EndedStep(divided.step, start, end, serial, divided.parts, is_first))

@@ -92,8 +92,8 @@ def hung_sentences(states: Iterable[RankState], hangs: Sequence[Hang]) -> list[s
     for state in hung:
         places = [by_place([state._replace(threads=(thread,))], {})[0][1] for thread in state.threads]
         if len(places) > 1:
-            each = [f"{thread.thread} {place}" for thread, place in zip(state.threads, places, strict=True)]
-            sentences.append(f"{state.label} seems hung: {', '.join(each)}")
+            clauses = [f"{thread.thread} {place}" for thread, place in zip(state.threads, places, strict=True)]
+            sentences.append(f"{state.label} seems hung: {', '.join(clauses)}")
     return sentences
 
 
@@ -117,8 +117,8 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
     def with_ranks(group: Group, rank: int) -> Group:
         if not group.ranks and group.description == _DEFAULT_DESCRIPTION and group.name not in groups:
             return group._replace(ranks=all_ranks)
-        same = [] if group.ranks else groups.get(group.name, [])
-        return next((known for known in same if rank in known.ranks), group)
+        of_name = [] if group.ranks else groups.get(group.name, [])
+        return next((ringed for ringed in of_name if rank in ringed.ranks), group)
 
     joined = [_join(record, by_rank.get(record.rank), with_ranks) for record in records]
     by_recorder = {_key(hang): hang for hang in find_hangs(joined, by_flight_recorder=True)}
@@ -179,9 +179,9 @@ class _Ranks:
         self.by_rank = {state.rank: state for state in newest_last if state.rank is not None}
         self.by_flight_recorder = by_flight_recorder
         self.source = "flight recorder's dump" if by_flight_recorder else "ring"  # what a rank's state was read from
-        known = {state.state for state in self.by_rank.values()}
+        states_seen = {state.state for state in self.by_rank.values()}
         # Whether no rank runs, or may run, and one died.
-        self.none_runs = "dead" in known and known <= {"dead", "stopped"}
+        self.none_runs = "dead" in states_seen and states_seen <= {"dead", "stopped"}
         self.waits: dict[int, str] = {}  # what each rank that waits for a second or more waits in, in words
         for rank, state in self.by_rank.items():
             calls = blocked_calls(state, by_flight_recorder)
@@ -203,15 +203,15 @@ class _Ranks:
         """Return some ranks as a subject, by their roles where these are known."""
         return _phrase(self.by_rank, ranks)
 
-    def say_who_waits(self, blocked: Mapping[int, Blocked], what: str) -> str:
+    def say_who_waits(self, blocked: Mapping[int, Blocked], call_text: str) -> str:
         """Return the main clause: which ranks wait in a call, how long, and in which module."""
         states = [self.by_rank[rank] for rank in blocked]
         place = in_place(common_place(states, [call.tid for call in blocked.values()]))
         if self.none_runs:
-            return f"{self.phrase(blocked)} died waiting in {what}{place}"
+            return f"{self.phrase(blocked)} died waiting in {call_text}{place}"
         waited_s = [(state.now_ns - call.since_ns) / 1e9 for state, call in zip(states, blocked.values(), strict=True)]
         verb = "waits" if len(blocked) == 1 else "wait"
-        return f"{self.phrase(blocked)} {verb} in {what} for {format_durations(waited_s)}{place}"
+        return f"{self.phrase(blocked)} {verb} in {call_text} for {format_durations(waited_s)}{place}"
 
     def remembers(self, state: RankState, wait_ns: int) -> bool:
         """Return whether the events that were read of a rank's ring go back for as long as others have waited."""
@@ -279,12 +279,12 @@ def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
                 others.setdefault(other, []).append(rank)
         has_called = {rank for rank, progress in members.items() if progress.last >= first}
         absent, missing = _find_absent(ranks, {*(group.ranks or members)} - has_called, "it", wait_ns)
-        one = next(iter(inside.values()))
+        first_call = next(iter(inside.values()))
         sizes = {size for progress in members.values() for name, size in [progress.call(first)] if name == operator}
         sizes = sizes - {-1} if operator.startswith(_OF_ONE_SIZE) else set()
         differ = f"its sizes differ between ranks: {min(sizes):,} to {max(sizes):,} bytes" if len(sizes) > 1 else ""
         clauses = [
-            ranks.say_who_waits(inside, format_call(one, group, ranks.by_flight_recorder)),
+            ranks.say_who_waits(inside, format_call(first_call, group, ranks.by_flight_recorder)),
             *([differ] if differ else []),
             *(f"{ranks.phrase(instead)} called {other} #{first} instead" for other, instead in others.items()),
             *missing,
@@ -292,7 +292,7 @@ def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
         if len(clauses) == 1:
             clauses.append("all ranks called it, so it does not complete")
         called_other = tuple(sorted((rank, other) for other, instead in others.items() for rank in instead))
-        yield _hang(one, group, tuple(inside), wait_ns, clauses, called_other=called_other, **absent)
+        yield _hang(first_call, group, tuple(inside), wait_ns, clauses, called_other=called_other, **absent)
 
 
 def _groups(ranks: _Ranks) -> list[tuple[Group, dict[int, GroupProgress]]]:
@@ -302,10 +302,11 @@ def _groups(ranks: _Ranks) -> list[tuple[Group, dict[int, GroupProgress]]]:
     # A ring that lost the record of a group does not know the group's ranks: it joins one of those that do.
     for rank, progress in sorted(pairs, key=lambda pair: not pair[1].group.ranks):
         group = progress.group
-        known = by_name.setdefault(group.name, [])
-        members = next((m for g, m in known if g.ranks == group.ranks or (not group.ranks and rank in g.ranks)), None)
+        pairs_of_name = by_name.setdefault(group.name, [])
+        same = (m for g, m in pairs_of_name if g.ranks == group.ranks or (not group.ranks and rank in g.ranks))
+        members = next(same, None)
         if members is None:
-            known.append((group, members := {}))
+            pairs_of_name.append((group, members := {}))
         members[rank] = progress
     return [pair for pairs_of_name in by_name.values() for pair in pairs_of_name]
 
@@ -324,19 +325,19 @@ def _peer_hangs(ranks: _Ranks) -> Iterator[Hang]:
             absent, others = _find_absent(ranks, [] if has_called else peers, other_end, wait_ns)
             if has_called:
                 others = [f"{ranks.phrase(peers)} has called {other_end}, so it does not complete"]
-            what = format_peer_call(blocked, progress, ranks.by_flight_recorder)
-            clauses = [ranks.say_who_waits({rank: blocked}, what), *others]
+            call_text = format_peer_call(blocked, progress, ranks.by_flight_recorder)
+            clauses = [ranks.say_who_waits({rank: blocked}, call_text), *others]
             yield _hang(blocked, progress.group, (rank,), wait_ns, clauses, called_other=(), **absent)
 
 
 def _has_called(rank: int, progress: PeerProgress, counter: int, ranks: _Ranks) -> bool:
     """Return whether the other end of a send or receive was called, or may have been: by a receive from any rank."""
     group = progress.group
-    own = group.ranks.index(rank) if rank in group.ranks else rank
+    own_rank = group.ranks.index(rank) if rank in group.ranks else rank
     peer = global_rank(group, progress.peer)
     assert peer is not None
     return any(
-        other.peer == ANY_PEER or (other.peer == own and other.last >= counter)
+        other.peer == ANY_PEER or (other.peer == own_rank and other.last >= counter)
         for other in ranks.by_rank[peer].progress.peers
         if other.group.name == group.name and other.operator == _OTHER_END[progress.operator]
     )

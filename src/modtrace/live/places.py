@@ -180,17 +180,13 @@ _DEFAULT_NAME = "0"
 _TOWARDS = {"send": "to", "recv": "from"}
 
 
-def ranks_phrase(ranks: Sequence[int]) -> str:
-    """Return ranks as a subject (`rank 3`, `ranks 0-2, 5`)."""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}"
-
-
 def processes_phrase(places: Iterable[tuple[str, int]]) -> str:
     """Return processes as a subject, by their roles and ranks (`ranks 0-2, 5`, `trainer 0-2, rollout 3`)."""
-    ranks_of: dict[str, list[int]] = {}
+    of_role: dict[str, list[int]] = {}
     for role, rank in places:
-        ranks_of.setdefault(role, []).append(rank)
-    return ", ".join(f"{role} {format_ranges(own)}" if role else ranks_phrase(own) for role, own in ranks_of.items())
+        of_role.setdefault(role, []).append(rank)
+    nouns = {role: role or ("rank" if len(ranks) == 1 else "ranks") for role, ranks in of_role.items()}
+    return ", ".join(f"{nouns[role]} {format_ranges(ranks)}" for role, ranks in of_role.items())
 
 
 def format_call(call: Blocked, group: Group, by_flight_recorder: bool = False) -> str:
@@ -208,10 +204,15 @@ def pending_call(state: RankState) -> str:
 
 def blocked_calls(state: RankState, by_flight_recorder: bool = False) -> list[tuple[Blocked, str]]:
     """Return what a rank has called and not completed, with which call that is, in words."""
-    groups, peers = state.progress.groups, state.progress.peers
-    return [
-        *((one.blocked, format_call(one.blocked, one.group, by_flight_recorder)) for one in groups if one.blocked),
-        *((one.blocked, format_peer_call(one.blocked, one, by_flight_recorder)) for one in peers if one.blocked),
+    calls = [
+        (progress.blocked, format_call(progress.blocked, progress.group, by_flight_recorder))
+        for progress in state.progress.groups
+        if progress.blocked
+    ]
+    return calls + [
+        (progress.blocked, format_peer_call(progress.blocked, progress, by_flight_recorder))
+        for progress in state.progress.peers
+        if progress.blocked
     ]
 
 
@@ -283,8 +284,8 @@ def _describe_workers(states: Sequence[RankState]) -> str:
     place_of = workers(states[0]) if len(states) == 1 else {}
     counts = sorted(Counter(place_of.values()).items(), key=lambda item: item[1])
     pids = {place: f"pid {pid}" for pid, place in place_of.items()}
-    told = [f"{pids[place] if count == 1 else count} {place}" for place, count in counts]
-    return f"; child processes: {', '.join(told)}" if told else ""
+    clauses = [f"{pids[place] if count == 1 else count} {place}" for place, count in counts]
+    return f"; child processes: {', '.join(clauses)}" if clauses else ""
 
 
 def _describe_place(stack: str, wait: str, states: Sequence[RankState]) -> str:

@@ -50,8 +50,8 @@ class GroupProgress(NamedTuple):
     def call(self, counter: int) -> tuple[str, int]:
         """Return the operator and the bytes of the one with this counter; empty and -1 if they are not known."""
         index = len(self.recent) - 1 - (self.last - counter)
-        known = 0 <= index < len(self.recent)
-        return self.recent[index] if known else "", self.sizes[index] if known and self.sizes else -1
+        is_known = 0 <= index < len(self.recent)
+        return self.recent[index] if is_known else "", self.sizes[index] if is_known and self.sizes else -1
 
 
 class PeerProgress(NamedTuple):
@@ -212,12 +212,12 @@ class RankState(NamedTuple):
             place = {"fqn": "", "class": "", "phase": "range", "category": call.phase, "name": call.fqn}
         return place | {"seconds": (self.now_ns - call.since_ns) / 1e9}
 
-    def _progress_to_dict(self, progress: GroupProgress | PeerProgress, **own: Any) -> dict[str, Any]:
+    def _progress_to_dict(self, progress: GroupProgress | PeerProgress, **more: Any) -> dict[str, Any]:
         wait, blocked = None, progress.blocked
         if blocked is not None:
             seconds = (self.now_ns - blocked.since_ns) / 1e9
             wait = {"operator": blocked.operator, "counter": blocked.counter, "seconds": seconds}
-        return {"group": progress.group.name, "called": progress.last + 1, "waits_in": wait} | own
+        return {"group": progress.group.name, "called": progress.last + 1, "waits_in": wait} | more
 
     def _usual_seconds(self, call: OpenCall) -> float | None:
         usual_ns = self.usual_ns.get((call.fqn, call.phase))
@@ -293,21 +293,20 @@ def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
         if name is None or (name.peer >= 0 and name.operator not in MESSAGES):
             continue
         is_collective = name.peer < 0 and name.operator != ANY_SOURCE
-        known: dict[Any, _Calls] = of_group if is_collective else of_peer
-        calls = known.setdefault(name.group if is_collective else name._replace(device=""), _Calls())
+        calls_of: dict[Any, _Calls] = of_group if is_collective else of_peer
+        calls = calls_of.setdefault(name.group if is_collective else name._replace(device=""), _Calls())
         calls.add(kind, Blocked(name.operator, value, time_ns, lookup.threads[thread][1]), bool(name.device))
 
-    def group(name: str) -> Group:
-        return groups.get(name) or Group(name)
-
-    together = [
-        GroupProgress(group(name), own.last, own.recent(), own.blocked(), own.sizes()) for name, own in of_group.items()
+    progress = [
+        GroupProgress(groups.get(name) or Group(name), made.last, made.recent(), made.blocked(), made.sizes())
+        for name, made in of_group.items()
     ]
     peers = []
-    for name, calls in of_peer.items():
-        operator, peer = ("recv", ANY_PEER) if name.operator == ANY_SOURCE else (name.operator, name.peer)
-        peers.append(PeerProgress(group(name.group), operator, peer, calls.last, calls.blocked()))
-    return RankProgress(tuple(together), tuple(peers), first_ns)
+    for pair, made in of_peer.items():
+        operator, peer = ("recv", ANY_PEER) if pair.operator == ANY_SOURCE else (pair.operator, pair.peer)
+        group = groups.get(pair.group) or Group(pair.group)
+        peers.append(PeerProgress(group, operator, peer, made.last, made.blocked()))
+    return RankProgress(tuple(progress), tuple(peers), first_ns)
 
 
 def recent_operators(called: Mapping[int, str]) -> tuple[str, ...]:

@@ -26,8 +26,8 @@ def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | Non
         return None
     if not _is_whole_run(values):
         return None
-    known = read_ring_records(ring) if records is None else records
-    begin = next((record["monotonic"] for record in known if record["kind"] == "anchor"), 0)
+    ring_records = read_ring_records(ring) if records is None else records
+    begin = next((record["monotonic"] for record in ring_records if record["kind"] == "anchor"), 0)
     return values if values["begin"] == begin else None
 
 

@@ -149,9 +149,9 @@ def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) ->
             parts.append(f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}")
         quiet = [rank.state for rank in chosen if rank.is_quiet and rank.state.state == "running"]
         if quiet:
-            of = f" from {counted(len(quiet), 'rank')}" if len(quiet) < len(chosen) else ""
+            whose = f" from {counted(len(quiet), 'rank')}" if len(quiet) < len(chosen) else ""
             parts.append(
-                f"no event{of} for {format_durations([(state.now_ns - state.last_ns) / 1e9 for state in quiet])}"
+                f"no event{whose} for {format_durations([(state.now_ns - state.last_ns) / 1e9 for state in quiet])}"
             )
         rates = sorted(rank.steps_per_s for rank in chosen if rank.steps_per_s is not None)
         if rates and len(quiet) < len(chosen):

@@ -74,18 +74,18 @@ def _parse(text: str) -> Condition:
         if duration:
             return Condition(text, "hang", "", duration)
         raise _refusal(text)
-    what, value = limit[1], limit[2].strip()
-    kind, _, name = what.partition(" ")
+    subject_text, value = limit[1], limit[2].strip()
+    kind, _, name = subject_text.partition(" ")
     times, limit_ns = _MULTIPLE.fullmatch(value), parse_duration(value)
     if not (limit_ns or (times and float(times[1]))):  # all are slower than 0
         raise _refusal(text)
     if kind == "module" and name and limit_ns is not None:
         return Condition(text, "module", name.strip(), limit_ns)
-    part = name.strip() if kind == "range" else _SHORT_NAMES.get(what, what)
-    is_known = what == "step" or part in (*PARTS, "other") or (kind == "range" and part)
+    part = name.strip() if kind == "range" else _SHORT_NAMES.get(subject_text, subject_text)
+    is_known = subject_text == "step" or part in (*PARTS, "other") or (kind == "range" and part)
     if not is_known:
         raise _refusal(text)
-    subject: Literal["step", "part"] = "step" if what == "step" else "part"
+    subject: Literal["step", "part"] = "step" if subject_text == "step" else "part"
     name = "" if subject == "step" else part
     return Condition(text, subject, name, limit_ns, float(times[1]) if times else 0.0)
 
@@ -155,8 +155,8 @@ class Triggers:
             history.append(ns)
         if limit_ns is None or ns <= limit_ns or step.is_first:
             return
-        what = f"{condition.name} in step {step.number}" if condition.name else f"step {step.number}"
-        sentence = f"{what} took {format_ns(ns)} ({condition.text}{usual})"
+        subject_text = f"{condition.name} in step {step.number}" if condition.name else f"step {step.number}"
+        sentence = f"{subject_text} took {format_ns(ns)} ({condition.text}{usual})"
         yield Trigger(condition.text, condition.label, sentence, step.number, step.end_ns)
 
     def _of_modules(self, follower: RingFollower, look: Look, timeline: Timeline) -> Iterator[Trigger]:
@@ -173,10 +173,10 @@ class Triggers:
                     slow[columns.step[slow] == step].tolist(), key=lambda row: columns.end[row] - columns.start[row]
                 )
                 took, fqn = format_ns(columns.end[row] - columns.start[row]), timeline.names[columns.name[row]].fqn
-                at = _step_at(timeline, int(columns.start[row]))
-                where = "" if at is None else f" in step {at}"
+                step_number = _step_at(timeline, int(columns.start[row]))
+                where = "" if step_number is None else f" in step {step_number}"
                 sentence = f"{fqn} took {took}{where} ({condition.text})"
-                yield Trigger(condition.text, condition.label, sentence, at, int(columns.end[row]))
+                yield Trigger(condition.text, condition.label, sentence, step_number, int(columns.end[row]))
 
     def _hang(self, follower: RingFollower) -> Iterator[Trigger]:
         limits = [c for c in self._conditions if c.subject == "hang" and follower.quiet_ns > (c.limit_ns or 0)]

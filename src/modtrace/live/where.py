@@ -156,8 +156,10 @@ class WhereResult:
     def sentence(self) -> str:
         """Which ranks others wait for, and which seem hung; then where each rank is, or was, that these do not name."""
         if len(self.worlds) > 1:
-            told = [(world.ranks[0].role, [state._replace(role="") for state in world.ranks]) for world in self.worlds]
-            return "; ".join(f"{role or 'others'}: {WhereResult(ranks, [], []).sentence}" for role, ranks in told)
+            worlds = [[state._replace(role="") for state in world.ranks] for world in self.worlds]
+            sentences = [WhereResult(ranks, [], []).sentence for ranks in worlds]
+            roles = [world.ranks[0].role or "others" for world in self.worlds]
+            return "; ".join(map("{}: {}".format, roles, sentences))
         causes = [hang for hang in self.hangs if hang.is_cause]
         named = {rank for hang in causes for rank in (*hang.waiting, *hang.blamed)}
         in_hangs = {rank for hang in self.hangs for rank in (*hang.waiting, *hang.blamed)}

@@ -39,8 +39,7 @@ def render(
         waiting = {rank for hang in following for rank in hang.waiting}
         more = f"{len(following):,} more, of {len(waiting):,} ranks (--all)"
         lines.append(_text(f"what follows from that: {following[0].text if len(following) == 1 else more}"))
-    told = [f"{state.label}: {text}" for state in states for text in state.told]
-    lines += _first([_text(line) for line in told], "lines", whole)
+    lines += _first([_text(f"{state.label}: {text}") for state in states for text in state.told], "lines", whole)
     if len(lines) > 0 and groups:
         lines.append("")
     if groups:
@@ -55,10 +54,10 @@ def render(
     return Group(*lines)
 
 
-def _first(lines: list[RenderableType], what: str, whole: bool) -> list[RenderableType]:
+def _first(lines: list[RenderableType], noun: str, whole: bool) -> list[RenderableType]:
     if whole or len(lines) <= _MAX_SENTENCES + 1:
         return lines
-    return [*lines[:_MAX_SENTENCES], f"… and {len(lines) - _MAX_SENTENCES:,} more {what} (--all shows them)"]
+    return [*lines[:_MAX_SENTENCES], f"… and {len(lines) - _MAX_SENTENCES:,} more {noun} (--all shows them)"]
 
 
 def _table(groups: Sequence[RankGroup]) -> Table:
@@ -81,8 +80,8 @@ def _table(groups: Sequence[RankGroup]) -> Table:
             hung = any(rank.seems_hung(stack) for rank, stack in zip(group.ranks, threads, strict=True))
             style = "bold red" if hung else ""
             innermost = threads[0].calls[-1]
-            what = innermost.fqn if innermost.is_range else innermost.described_class
-            where = format_stack(calls) + (f" ({what})" if what and innermost.phase != "user" else "")
+            kind = innermost.fqn if innermost.is_range else innermost.described_class
+            where = format_stack(calls) + (f" ({kind})" if kind and innermost.phase != "user" else "")
             duration = _text(_lasted(since_ns, group), style)
             usual = [rank.usual_ns[calls[-1]] / 1e9 for rank in group.ranks if calls[-1] in rank.usual_ns]
             usually = format_durations(usual) if usual else ""

@@ -192,12 +192,12 @@ class _RingDistributions:
             self._last_counted_step = max(self._last_counted_step, until)
         rows, names = np.flatnonzero(is_new & columns.complete), look.timeline.names
         self.spans += len(rows)
-        keys, which = np.unique(
+        keys, key_of_row = np.unique(
             columns.name[rows].astype(np.int64) * len(PHASES) + columns.phase[rows], return_inverse=True
         )
         modules = [(names[key // len(PHASES)], PHASES[key % len(PHASES)]) for key in keys.tolist()]
         of_key = self.modules.rows((name.fqn, name.module_class, phase) for name, phase in modules)
-        self.modules.add(of_key[which], (columns.end - columns.start)[rows])
+        self.modules.add(of_key[key_of_row], (columns.end - columns.start)[rows])
 
     def to_dict(self, follower: RingFollower) -> dict[str, Any]:
         """Return all of it; `begin` tells this run from others of the same ring's name."""

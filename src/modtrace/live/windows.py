@@ -159,14 +159,14 @@ class WindowKeeper:
 
     def add(self, follower: RingFollower, trigger: Trigger) -> None:
         """Keep the window around a moment, unless a limit forbids it."""
-        held = next((p for p in self._pending if p.holds(follower, trigger, self._limits.steps)), None)
-        last_ns = self._last_ns.get(trigger.key)
-        if held is not None:
-            if trigger.key not in (known.key for _, known in held.triggers):
-                held.triggers.append((follower, trigger))
+        window = next((p for p in self._pending if p.holds(follower, trigger, self._limits.steps)), None)
+        if window is not None:
+            if trigger.key not in (held.key for _, held in window.triggers):
+                window.triggers.append((follower, trigger))
             return
         if any(done.follower is not follower and done.holds(follower, trigger, 0) for done in self._done):
             return
+        last_ns = self._last_ns.get(trigger.key)
         if last_ns is not None and trigger.time_ns - last_ns < self._limits.pause_ns:
             self._pass_over("--pause", trigger)
             self._done.append(_Pending(follower, trigger))
@@ -198,7 +198,11 @@ class WindowKeeper:
             self._say(f"{count} more were not kept, by {limit}; the first: {first}")
 
     def _save(self, pending: _Pending, followers: Sequence[RingFollower]) -> None:
-        start_ns, end_ns = pending.bounds(self._limits.steps)
+        """Save the window around a moment, of each rank a file."""
+        if self._is_full:
+            self._pass_over("--max-bytes", pending.first)
+            return
+        bounds = pending.bounds(self._limits.steps)
         triggers = sorted(pending.triggers, key=lambda pair: pair[1].label)
         label = "+".join(dict.fromkeys(trigger.label for _, trigger in triggers))
         step = "" if pending.first.step is None else f"step{pending.first.step}-"
@@ -209,65 +213,70 @@ class WindowKeeper:
             if late is None:
                 steps = [] if pending.first.step is None else [pending.first.step]
                 sentences += [f"{_whose(first, followers)}{cause}" for cause in find_causes(first, steps).values()]
-        own = _file_name(f"{step}{label}") if len(followers) > 1 else ""  # a folder for the files of all ranks
+        subfolder = _file_name(f"{step}{label}") if len(followers) > 1 else ""  # for the files of all ranks
         if late is not None:
             sentences.insert(0, late.sentence)
             first = next(follower for follower in followers if follower.rank == late.rank)
-            own = _file_name(f"rank{late.rank}-{step}{label}")
+            subfolder = _file_name(f"rank{late.rank}-{step}{label}")
         saved: list[Path] = []
         for follower in sorted(followers, key=lambda follower: follower is not first):
-            if self._is_full and not saved:
-                self._pass_over("--max-bytes", pending.first)
-                return
-            who = "" if follower.rank is None else f"rank{follower.rank}-"
-            if not who and len(followers) > 1:
-                who = f"pid{follower.pid}-"
+            process = "" if follower.rank is None else f"rank{follower.rank}-"
+            if not process and len(followers) > 1:
+                process = f"pid{follower.pid}-"
             try:
-                timeline = follower.window(start_ns, end_ns)
-                if not len(timeline.slices):
-                    continue
-                kept = self._folder.open(follower.mode)
-                folder = kept.make(own, folder_mode(follower.mode)) if own else kept
-                name = save_window(timeline, folder, f"{who}{step}{label}", sentences, follower.mode)
-                size = os.lstat(os.path.join(folder.path, name)).st_size
-                if self._bytes + size > self._limits.max_bytes:
-                    os.unlink(os.path.join(folder.path, name))
-                    with contextlib.suppress(OSError):
-                        os.rmdir(os.path.join(kept.path, own or os.curdir))
-                    self._is_full = True
-                    taken = f"the windows in {self._folder.path} take {self._bytes:,} bytes"
-                    self._pass_over("--max-bytes", pending.first, taken)
-                    break
+                files = self._save_rank(follower, bounds, subfolder, f"{process}{step}{label}", sentences)
             except (ModtraceError, OSError) as error:
                 self._say(f"a window cannot be kept: {error}")
                 continue
-            self._bytes += size
-            saved.append(self._folder.path / own / name)
+            saved += files or []
+            if files is None:
+                self._is_full = True
+                taken = f"the windows in {self._folder.path} take {self._bytes:,} bytes"
+                self._pass_over("--max-bytes", pending.first, taken)
+                break
         if saved:
             self.kept += 1
             place = saved[0] if len(saved) == 1 else saved[0].parent
             self._say(f"kept {place}: {'; '.join(sentences)}")
 
+    def _save_rank(
+        self, follower: RingFollower, bounds: tuple[int, int], subfolder: str, name: str, sentences: Sequence[str]
+    ) -> list[Path] | None:
+        """Save the window of one rank, and return its file, if anything is in it; None if that is too much."""
+        timeline = follower.window(*bounds)
+        if not len(timeline.slices):
+            return []
+        kept = self._folder.open(follower.mode)
+        folder = kept.make(subfolder, folder_mode(follower.mode)) if subfolder else kept
+        name = save_window(timeline, folder, name, sentences, follower.mode)
+        size = os.lstat(os.path.join(folder.path, name)).st_size
+        if self._bytes + size > self._limits.max_bytes:
+            os.unlink(os.path.join(folder.path, name))
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.join(kept.path, subfolder or os.curdir))
+            return None
+        self._bytes += size
+        return [self._folder.path / subfolder / name]
+
     def _who_came_late(self, pending: _Pending, followers: Sequence[RingFollower]) -> CameLate | None:
         """Return which rank made a moment worth keeping by coming late, if one did."""
-        at, of_rank = pending.first.step, {f.rank: f for f in followers if f.rank is not None}
-        known = [step for step in pending.follower.last_steps if at is not None and step.number >= at - _CAUSE_STEPS]
-        if self._find_late is None or at is None or not known or len(of_rank) < 2:
+        number, of_rank = pending.first.step, {f.rank: f for f in followers if f.rank is not None}
+        if self._find_late is None or number is None or len(of_rank) < 2:
+            return None
+        steps = [step for step in pending.follower.last_steps if step.number >= number - _CAUSE_STEPS]
+        if not steps:
             return None
         # What is read of all ranks together stays in memory.
         most, recorded = _MAX_EVENTS // len(of_rank), pending.follower.recorded
-        known = [step for step in known if recorded - step.end_serial <= most or step.number >= at - 1] or known[-1:]
-        rings = {rank: follower.read_since(known[0].start_ns) for rank, follower in of_rank.items()}
-        late = max(
-            (one for one in self._find_late(rings) if abs(one.step - at) <= 1),
-            key=lambda one: one.cost_ns,
-            default=None,
-        )
-        slow = next((step for step in known if step.number == at), None)
+        read = [step for step in steps if recorded - step.end_serial <= most or step.number >= number - 1] or steps[-1:]
+        rings = {rank: follower.read_since(read[0].start_ns) for rank, follower in of_rank.items()}
+        near = (late for late in self._find_late(rings) if abs(late.step - number) <= 1)
+        late = max(near, key=lambda late: late.cost_ns, default=None)
+        slow = next((step for step in read if step.number == number), None)
         if late is None or slow is None:
             return late
         # What is slow on all ranks is not the fault of the one that comes last.
-        more_ns = slow.training_ns - median(step.training_ns for step in known if step.number <= at)
+        more_ns = slow.training_ns - median(step.training_ns for step in read if step.number <= number)
         return late if late.cost_ns >= max(more_ns / 2, _LEAST_SHARE * slow.training_ns) else None
 
 
@@ -302,10 +311,10 @@ def find_causes(follower: RingFollower, steps: Sequence[int]) -> dict[int, str]:
     """Return for steps that a part made slow which one, in a sentence, by the steps before them."""
     if not steps:
         return {}
-    known = [step for step in follower.last_steps if steps[0] - _CAUSE_STEPS <= step.number <= steps[-1]]
-    if not known:
+    around = [step for step in follower.last_steps if steps[0] - _CAUSE_STEPS <= step.number <= steps[-1]]
+    if not around:
         return {}
-    divided = divide_steps(follower.window(known[0].start_ns, known[-1].end_ns))
+    divided = divide_steps(follower.window(around[0].start_ns, around[-1].end_ns))
     return {step.step: step.cause for step in divided if step.cause is not None and step.step in steps}
 
 

@@ -228,7 +228,7 @@ class ClockTree:
     def path_of(self, clock: str) -> "ClockTree":
         """Return the tree of a clock and its chain of parents alone: small, whatever the job, so that it can travel."""
         path = ClockTree(())
-        path._offsets = {one: self._offsets[one] for one in self._chain(clock) if one in self._offsets}
+        path._offsets = {link: self._offsets[link] for link in self._chain(clock) if link in self._offsets}
         return path
 
     def root_of(self, clock: str) -> str:

@@ -219,21 +219,21 @@ class RingLog:
         Records are read one by one, so that memory follows them and not what the file claims: it may be cut, or say
         nonsense.
         """
-        size, known = os.fstat(file.fileno()).st_size, len(self._records)
-        at = offset if self._end is None else self._end
-        file.seek(min(at, size))
+        size, count = os.fstat(file.fileno()).st_size, len(self._records)
+        position = offset if self._end is None else self._end
+        file.seek(min(position, size))
         while len(head := file.read(RECORD.size)) == RECORD.size:
             length, crc = RECORD.unpack(head)
-            at += RECORD.size + length
-            if not 0 < length <= MAX_RECORD_BYTES or at > size or zlib.crc32(text := file.read(length)) != crc:
+            position += RECORD.size + length
+            if not 0 < length <= MAX_RECORD_BYTES or position > size or zlib.crc32(text := file.read(length)) != crc:
                 break
-            self._end, record = at, parse_object(text)
+            self._end, record = position, parse_object(text)
             if record is not None:
                 # A record holds texts and numbers, and that of a compiled region its graph; all else is damage.
                 kept = {key: value for key, value in record.items() if isinstance(value, str | int)}
                 graph = record.get("graph")
                 self._records.append(kept | {"graph": graph} if isinstance(graph, dict) else kept)
-        if len(self._records) > known:
+        if len(self._records) > count:
             self._valid = valid_records(self._records)
         return self._valid
 

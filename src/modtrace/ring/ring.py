@@ -95,10 +95,10 @@ class Ring:
         def write(meta: int, value: int, time_ns: int | None = None, /) -> None:
             serial = serials()
             lap, index = divmod(serial, capacity)
-            at = offset + index * SLOT_BYTES
+            position = offset + index * SLOT_BYTES
             now = clock() if time_ns is None else time_ns
             # Native packing stores whole words in order: meta with the new lap first, the stamp last.
-            pack(buffer, at, (lap & LAP_MASK) << LAP_SHIFT | meta, now, value, serial + 1)
+            pack(buffer, position, (lap & LAP_MASK) << LAP_SHIFT | meta, now, value, serial + 1)
 
         return write
 
