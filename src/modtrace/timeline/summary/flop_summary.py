@@ -244,14 +244,11 @@ class GroupFlops(NamedTuple):
     nbytes: Int64Array  # of the operators that were counted
     in_steps: Int64Array  # int64[phases, steps], FLOPs in each step
 
-
-def add_flops(rows: Sequence[ModuleTimes], costs: GroupFlops) -> list[ModuleTimes]:
-    """Return the rows with their FLOPs; `costs` has a group for each row."""
-    known = np.where((costs.spans > 0) & (costs.known == 0), None, costs.flops).T.tolist()  # type: ignore[call-overload]
-    return [
-        row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
-        for row, (forward, backward, recompute) in zip(rows, known, strict=True)
-    ]
+    @property
+    def columns(self) -> dict[str, list[int | None]]:
+        """The FLOPs of each phase as fields of `ModuleTimes`; None if none of a group's are known."""
+        flops = np.where((self.spans > 0) & (self.known == 0), None, self.flops)  # type: ignore[call-overload]
+        return {f"flops_{phase}": of_phase for phase, of_phase in zip(PHASES, flops.tolist(), strict=True)}
 
 
 def describe_flops(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..step_pieces import step_pieces
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
 from .findings import Measured, Runs, find_findings, lines_of_parts, looked_at
-from .flop_summary import FlopSummary, GroupFlops, add_flops, describe_flops, read_flops
+from .flop_summary import FlopSummary, GroupFlops, describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, Groups, ModuleTimes, group_modules, outer_modules
 from .module_summary import Summary
@@ -61,14 +61,17 @@ def summarize_pieces(
 
     The stats and the metadata of the last piece are those of all; if a step is a call or a range, there is one piece.
     """
-    measured: dict[GroupBy, list[_PieceTotals]] = {"module": [], by: []}  # findings are of modules
+    pieces_by: dict[GroupBy, list[_PieceTotals]] = {"module": [], by: []}  # findings are of modules
     for timeline in pieces:
-        spans: dict[GroupBy, _Spans] = {each: _classify(timeline, each, step_by) for each in measured}
-        for each, own in measured.items():
-            own.append(_measure(timeline, spans[each], step_by))
-    sums = {each: _sum_up(timeline, each, spans[each].groups, own, device) for each, own in measured.items()}
-    of_modules = sums["module"]
-    return replace(sums[by], findings=of_modules.findings, looked_at=of_modules.looked_at, lines=of_modules.lines)
+        spans: dict[GroupBy, _Spans] = {key: _classify(timeline, key, step_by) for key in pieces_by}
+        for key, totals in pieces_by.items():
+            totals.append(_measure(timeline, spans[key], step_by))
+    sums = {key: _sum_up(timeline, key, spans[key].groups, totals, device) for key, totals in pieces_by.items()}
+    measured = sums["module"]
+    findings = find_findings(measured)
+    has_finding = {finding.part for finding in findings}
+    lines = [line for part, line in lines_of_parts(measured).items() if part not in has_finding]
+    return replace(sums[by].summary, findings=findings, looked_at=looked_at(measured), lines=lines)
 
 
 class _Spans(NamedTuple):
@@ -174,28 +177,28 @@ def _count_runs(
 ) -> Int64Array:
     """Return int64[2, 10, groups], see `findings.Runs`: in whole steps, and elsewhere."""
     columns, unused = timeline.columns, timeline.columns.arg(Arg.UNUSED_NODES).rows
-    whole = steps.columns.step[steps.columns.whole]
+    is_elsewhere = ~np.isin(spans.step, steps.columns.step[steps.columns.whole])
+
+    def sums(rows: Int64Array, values: Int64Array | None = None) -> Int64Array:
+        """Return int64[2, groups], how many of the spans are in whole steps and elsewhere; or what values sum to."""
+        total = np.zeros((2, len(spans.groups)), np.int64)
+        place = is_elsewhere[rows].astype(np.int64), spans.group[rows]
+        np.add.at(total, place, 1 if values is None else values[rows])
+        return total
+
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
-    elsewhere = 1 - np.isin(spans.step[calls], whole)
-    link, group = columns.link[calls], spans.group[calls]
-    backed = np.isin(link, columns.link[columns.phase == BACKWARD]) & (link >= 0)
-    count = len(spans.groups)
-    place, ns = elsewhere * count + group, np.zeros((2, 2 * count), np.int64)
-    np.add.at(ns, (backed.astype(np.int64), place), in_phase_ns[calls])
-    made = np.isin(calls, unused)
-    counts = (np.bincount(place[each], minlength=2 * count) for each in (slice(None), backed, made))
-    own_nodes = columns.arg(Arg.OWN_NODES).dense(len(spans.group), missing=0)[calls]
+    has_backward = np.isin(columns.link[calls], columns.link[columns.phase == BACKWARD]) & (columns.link[calls] >= 0)
+    alone, backed = calls[~has_backward], calls[has_backward]
     evaluated = unused[is_in_evaluation(timeline)[unused]] if len(unused) else unused
-    in_evaluations = np.bincount(spans.group[evaluated], minlength=2 * count)
-    own = np.bincount(place, own_nodes, minlength=2 * count).astype(np.int64)
-    (again, is_first), again_ns = _passes_again(timeline), np.zeros(2 * count, np.int64)
-    at = (1 - np.isin(spans.step[again], whole)) * count + spans.group[again]
-    np.add.at(again_ns, at, in_phase_ns[again])
-    passes_again = np.bincount(at[is_first], minlength=2 * count)
-    own_ns = np.zeros(2 * count, np.int64)
-    np.add.at(own_ns, place, self_ns[calls])
-    numbers = [*counts, *ns, own, in_evaluations, passes_again, again_ns, own_ns]
-    return np.stack([each.reshape(2, count) for each in numbers], axis=1)
+    in_evaluations = np.stack([sums(evaluated).sum(axis=0), np.zeros(len(spans.groups), np.int64)])
+    again, is_first = _passes_again(timeline)
+    tables = (
+        *(sums(calls), sums(backed), sums(calls[np.isin(calls, unused)])),
+        *(sums(alone, in_phase_ns), sums(backed, in_phase_ns)),
+        *(sums(calls, columns.arg(Arg.OWN_NODES).dense(len(columns), missing=0)), in_evaluations),
+        *(sums(again[is_first]), sums(again, in_phase_ns), sums(calls, self_ns)),
+    )
+    return np.stack(tables, axis=1)
 
 
 def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
@@ -231,8 +234,8 @@ def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
 
 def _sum_up(
     timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_PieceTotals], device: DeviceSummary | None
-) -> Summary:
-    """Return the summary of the pieces of a timeline, of which it is the last, with the groups of all."""
+) -> Measured:
+    """Return the summary of the pieces of a timeline, of which it is the last, and what its findings are of."""
     steps = Steps(*(piece.steps.table for piece in pieces))
     divided = join_divided([piece.divided for piece in pieces])
     in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
@@ -240,18 +243,19 @@ def _sum_up(
         counted = np.unique(np.concatenate([piece.step[piece.step >= 0] for piece in in_steps]))
     percentiles = percentiles_by_group(in_steps, steps=counted, groups=len(groups))
     order = list(dict.fromkeys(group for piece in pieces for group in piece.order))
-    rows = _module_rows(pieces, groups, order, counted, percentiles)
+    columns = _module_columns(pieces, order, counted, percentiles)
     counts = SpanCounts.joined([piece.counts for piece in pieces])
     memory = summarize_memory(timeline, groups, order, [piece.memory for piece in pieces if piece.memory is not None])
     if memory is not None:
-        rows = [
-            row._replace(retained_bytes=took.retained_bytes, peak_bytes=took.peak_bytes)
-            for row, took in zip(rows, memory.rows, strict=True)
-        ]
-    flops, costs = None, _join_flops(pieces, len(groups), order)
+        columns |= {name: [getattr(row, name) for row in memory.rows] for name in ("retained_bytes", "peak_bytes")}
+    costs = _join_flops(pieces, len(groups), order)
     if costs is not None:
-        rows = add_flops(rows, costs)
-        flops = describe_flops(timeline, rows, costs, steps, device=device, compiled=counts.compiled)
+        columns |= costs.columns
+    rows = [
+        ModuleTimes(groups.fqns[group], groups.classes[group], **dict(zip(columns, values, strict=True)))
+        for group, *values in zip(order, *columns.values(), strict=True)
+    ]
+    flops = costs and describe_flops(timeline, rows, costs, steps, device=device, compiled=counts.compiled)
     summary = Summary(
         rows,
         len(rows),
@@ -269,16 +273,17 @@ def _sum_up(
         compiled=compiled_modules(timeline.metadata),
     )
     runs = _sum_groups((piece.runs for piece in pieces), len(groups))
-    collections = np.sum([piece.collections for piece in pieces], axis=0)
     of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
-    low_ns, of_rows = percentiles.p10[order], of_steps[:, order]
-    metadata = timeline.metadata
-    known = {"low_ns": low_ns, "runs": Runs(*of_rows), "collections": collections, "metadata": metadata}
-    seen = Measured(summary, divided, **known, in_steps=in_steps, order=order)
-    findings = find_findings(seen)
-    told = {each.part for each in findings}
-    lines = [line for part, line in lines_of_parts(seen).items() if part not in told]
-    return replace(summary, findings=findings, looked_at=looked_at(seen), lines=lines)
+    return Measured(
+        summary,
+        divided,
+        low_ns=percentiles.p10[order],
+        runs=Runs(*of_steps[:, order]),
+        collections=np.sum([piece.collections for piece in pieces], axis=0),
+        metadata=timeline.metadata,
+        in_steps=in_steps,
+        order=order,
+    )
 
 
 def _sum_groups(tables: Iterable[Int64Array], groups: int) -> Int64Array:
@@ -286,38 +291,34 @@ def _sum_groups(tables: Iterable[Int64Array], groups: int) -> Int64Array:
 
     The groups of ranges, which no span is in, are after those of modules, and not in all pieces.
     """
-    each = [table[..., :groups] for table in tables]
-    sums = np.zeros((*each[0].shape[:-1], groups), np.int64)
-    for table in each:
+    cut = [table[..., :groups] for table in tables]
+    sums = np.zeros((*cut[0].shape[:-1], groups), np.int64)
+    for table in cut:
         sums[..., : table.shape[-1]] += table
     return sums
 
 
-def _module_rows(
-    pieces: Sequence[_PieceTotals], groups: Groups, order: list[int], counted: Int64Array, percentiles: Percentiles
-) -> list[ModuleTimes]:
-    """Return the rows of some groups; `counted`: the numbers of the steps that figures are of."""
-    in_steps_ns = np.zeros(len(groups), np.int64)
+def _module_columns(
+    pieces: Sequence[_PieceTotals], order: list[int], counted: Int64Array, percentiles: Percentiles
+) -> dict[str, list[Any]]:
+    """Return fields of the rows of some groups by name; `counted`: the numbers of the steps that figures are of."""
+    in_steps_ns = np.zeros_like(percentiles.p50)
     for group, step, ns in (piece.in_steps for piece in pieces):
         chosen = (step == _OF_OTHERS) | np.isin(step, counted)
         np.add.at(in_steps_ns, group[chosen], ns[chosen])
     calls, totals, self_ns = (
-        _sum_groups((getattr(piece, name) for piece in pieces), len(groups)) for name in ("calls", "totals", "self_ns")
+        _sum_groups((getattr(piece, name) for piece in pieces), len(in_steps_ns))
+        for name in ("calls", "totals", "self_ns")
     )
     columns = {
+        **{f"{name}_ns": totals[phase] for phase, name in enumerate(PHASES)},
+        **{f"{name}_self_ns": self_ns[phase] for phase, name in enumerate(PHASES)},
         "calls": calls,
         "step_p50_ns": percentiles.p50,
         "step_p95_ns": percentiles.p95,
         "in_steps_ns": in_steps_ns,
     }
-    for phase, name in enumerate(PHASES):
-        columns |= {f"{name}_ns": totals[phase], f"{name}_self_ns": self_ns[phase]}
-    return [
-        ModuleTimes(
-            groups.fqns[index], groups.classes[index], **{name: int(column[index]) for name, column in columns.items()}
-        )
-        for index in order
-    ]
+    return {name: column[order].tolist() for name, column in columns.items()}
 
 
 def _join_flops(pieces: Sequence[_PieceTotals], groups: int, order: list[int]) -> GroupFlops | None:
@@ -375,8 +376,7 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
     keys = [fqn if by_module or not module_class else module_class for fqn, module_class in work.modules]
     for module in sorted(used):
         fqn, module_class = work.modules[module]
-        own = ModuleTimes(fqn, module_class) if by_module else ModuleTimes("", keys[module])
-        rows.setdefault(keys[module], own)
+        rows.setdefault(keys[module], ModuleTimes(*((fqn, module_class) if by_module else ("", keys[module]))))
     index = {key: number for number, key in enumerate(rows)}
     paths = [[(phase, index.get(keys[module], -1)) for module, phase in place] for place in work.places]
     phase, row = np.array([path[-1] if path else (0, 0) for path in paths] or [(0, 0)], np.int64).T
@@ -408,8 +408,8 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
         summary,
         flops=_timed(summary.flops, rows, self_ns) if by_module else summary.flops,
         rows=[
-            ModuleTimes(**{**own._asdict(), **{name: int(column[number]) for name, column in columns.items()}})
-            for number, own in enumerate(rows.values())
+            ModuleTimes(**row._asdict() | {name: int(column[number]) for name, column in columns.items()})
+            for number, row in enumerate(rows.values())
         ],
         modules=len(rows),
         gpu=GpuTotals(*times.sum(axis=1).tolist()),
@@ -421,19 +421,19 @@ def _timed(flops: FlopSummary | None, rows: Mapping[str, ModuleTimes], self_ns: 
     """Return FLOPs with the times of kernels, int64[phases, rows], unless a CPU computed them."""
     if flops is None or flops.on_cpu:
         return flops
-    outer, index, with_inner = outer_modules(list(rows)), {fqn: row for row, fqn in enumerate(rows)}, self_ns.copy()
-    for fqn, row in index.items():
+    index, with_inner = {fqn: number for number, fqn in enumerate(rows)}, self_ns.copy()
+    for fqn, outer in outer_modules(list(rows)).items():
         # As FLOPs, recompute counts to the modules that contain its module by name.
-        for around in outer[fqn]:
-            with_inner[:, index[around]] += self_ns[:, row]
-    named = [(one.fqn, one.module_class) for one in rows.values()]
+        for outer_fqn in outer:
+            with_inner[:, index[outer_fqn]] += self_ns[:, index[fqn]]
+    named = [(row.fqn, row.module_class) for row in rows.values()]
     return flops.timed(dict(zip(named, with_inner.T.tolist(), strict=True)))
 
 
 def _step_times(work: GpuWork, computes: BoolArray, step: int) -> GpuStepTimes:
-    here = work.step == step
+    in_step = work.step == step
     sums = (
-        int(column[here & chosen].sum())
+        int(column[in_step & chosen].sum())
         for column, chosen in ((work.duration, computes), (work.duration, ~computes), (work.overlap, ~computes))
     )
     return GpuStepTimes(step, *sums)
