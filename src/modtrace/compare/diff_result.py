@@ -46,7 +46,7 @@ SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 
 _RELATED = 0.1
 _NAMED = 3
-"""How many of what some recordings lack are named, and how many parts of the step that changed."""
+"""Number of modules that some recordings lack, and of changed parts, that are named."""
 _MAX_DIFFERENCES = 10
 
 
@@ -198,7 +198,7 @@ class Diff:
 
     @property
     def modules_in_common(self) -> tuple[int, int]:
-        """How many modules are on both sides, and how many on at least one."""
+        """The numbers of modules on both sides, and on at least one."""
         base, new = self._names
         return len(base & new), len(base | new)
 
@@ -242,12 +242,12 @@ class Diff:
 
     @property
     def regions(self) -> list[RegionChange]:
-        """What compiled regions took before and after, with all modules inside, if one side alone compiled them."""
+        """The times of regions that one side alone compiled, before and after, with all modules inside."""
         return region_changes(self.changes, [fqn for side in self.compiled for fqn in side])
 
     @property
     def findings(self) -> list[Finding]:
-        """What changed most, whatever it is: by what it costs or saves in a step, at most seven."""
+        """The largest changes of any kind, by what they cost or save in a step; at most seven."""
         return find_changes(self)
 
     @property
@@ -339,7 +339,7 @@ class Diff:
         ] + ([f"peak_bytes of {counted(unnamed, 'more module')} differ"] if unnamed > 0 else [])
 
     def _reservations(self) -> list[str]:
-        """What was taken off differences, how much noise there is, and why there may be no verdict."""
+        """Sentences about what was taken off differences, the noise, and why there may be no verdict."""
         notes = []
         if min(self.base_steps, self.new_steps) < MIN_STEPS:
             notes.append(f"fewer than {MIN_STEPS} steps on a side: too few for any verdict")

@@ -21,9 +21,9 @@ TOLD_BY_MODULES = {"forward", "backward", "recompute"}
 _ONE_SIDED = {"added": "new", "removed": "gone"}
 _NAMED = 3
 _FAR = 1.5
-"""How many times as long modules in general take if it is told: other programs make up to a third."""
+"""Modules in general are told to be slower from this factor on: other programs make up to a third."""
 _EXPLAINS = 0.5
-"""What share of the step's difference the other findings have if the step is none itself."""
+"""The step is no finding itself if the others explain this share of its difference."""
 _UNKNOWN = "whether the machine or the work changed is not known"
 CAUSES: dict[Cause, list[str]] = {
     "machine": [],
@@ -42,16 +42,16 @@ CAUSES: dict[Cause, list[str]] = {
         "intervals allow for a machine that changed as the optimizer did",
     ],
 }
-"""What the sentence and the header say of that which modules in general changed by."""
+"""Why modules in general changed, by cause: in the sentence, and in the header."""
 _EXACT = {
     INPUTS_PREFIX: "gets other inputs",
     "FLOPs of a call of ": "has other FLOPs",
     "shapes of a call of ": "gets other shapes",
 }
 _ABOUT = 1.25
-"""How many times as long something takes at most that takes about the same."""
+"""Two times are about the same if one is at most this factor longer."""
 _IS_IT = 0.5, 1.5
-"""How much of the difference of a part two lines have between which it is."""
+"""The difference of a part is between two lines if theirs is from the first to the second of these times it."""
 
 
 def find_changes(diff: Diff) -> list[Finding]:
@@ -137,7 +137,7 @@ class _Changes:
         self.told: set[str] = set()
         """Parts of the step, and the step, of which a finding tells why they are longer or shorter."""
         self.untimed: set[str] = set()
-        """What is certain, but makes no difference to the step that is."""
+        """Findings that are certain, but make no difference to the step that is."""
 
     def find(self) -> list[Finding]:
         rules = self._compiled, self._classes, self._recompute, self._calls, self._new_and_gone, self._work, self._times

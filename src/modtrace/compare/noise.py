@@ -1,4 +1,4 @@
-"""What recordings of one program differ by: the speed of the machine, and the noise of each module.
+"""Differences between recordings of one program: the speed of the machine, and the noise of each module.
 
 Times are logarithms, as in `verdicts`.
 """
@@ -21,8 +21,8 @@ OUTLIER = 0.1
 SIZE_RATIO = 4.0
 """Modules are of one size if their times differ by at most this factor."""
 NEIGHBOURS, ENOUGH_ALIKE = 32, 8
-"""How many modules nearest in size are looked at. With one recording a side, those of other sizes count too if fewer
-than `ENOUGH_ALIKE` are of one size."""
+"""Number of modules nearest in size that are looked at. With one recording a side, those of other sizes count too if
+fewer than `ENOUGH_ALIKE` are of one size."""
 SIZE_FREEDOM = 5.0
 """Degrees of freedom with which the noise of modules of its size counts beside a module's own: on three architectures
 and a busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""

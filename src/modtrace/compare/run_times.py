@@ -50,18 +50,18 @@ ENVIRONMENT = (
 )
 """Which of a recording's metadata can explain a difference."""
 MODULE_VALUE_PREFIXES = ("FLOPs of a call of ", "bytes retained by ", "shapes of a call of ")
-"""How keys of exact values of modules begin: FLOPs, bytes and shapes of a call."""
+"""The begins of keys of modules' exact values: FLOPs, bytes and shapes of a call."""
 INPUTS_PREFIX = "inputs of "
-"""How keys begin of what a module gets that is in no other: known without `shapes=True`, of a few steps."""
+"""The begin of keys of an outermost module's inputs: known without `shapes=True`, of a few steps."""
 PROGRAM_FACTS = {
     "optimizer": "optimizer",
     "hooks of gradients": "backward",
     "anomaly detection": "the step",
     "parameters": "the step",
 }
-"""What is noted of a program, and what it makes longer or shorter: a part of the step, or all of it."""
+"""Facts that are noted of a program, and what each makes longer or shorter: a part of the step, or all of it."""
 EXACT_VALUE_PREFIXES = (*PROGRAM_FACTS, "FLOPs of ", "bytes held at most", INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
-"""How keys of all exact values begin: any difference is one of the program."""
+"""The begins of keys of all exact values: any difference is one of the program."""
 _FIRST, _LAST = 0.05, 0.5
 """Shares of the steps, in order of their times, between which the mean is taken."""
 _CLOCK_VARIANCE = 1e-8

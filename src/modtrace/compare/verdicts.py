@@ -34,14 +34,13 @@ PART = "part"
 CLOCK_NS = 1_000
 """Shorter times per step are below the clock's resolution: they have no verdict and no ratio."""
 MODULES_OUTSIDE, STEP_OUTSIDE = 0.01, 0.01
-"""How often any of all modules, any of all parts, and the step may be called changed if a program is compared with
-itself."""
+"""Probability that any module or part, and that the step, is called changed if a program is compared with itself."""
 SHARES_OUTSIDE = 0.005
-"""How often a share of steps may be called changed if a program calls modules by chance."""
+"""Probability that a share of steps is called changed if a program calls modules by chance."""
 _PERIODS = 3
 """For so many periods a side lacks what comes with one on the other for that to be no chance."""
 ALMOST_ALL = 0.95
-"""What is in so many of the steps is in all but some."""
+"""A part in so many of the steps is in all but some."""
 FLOOR = 0.005
 """Part of the step: a module that is slower by less does not fail a comparison, and is no finding."""
 MIN_CHANGE = 0.02
@@ -50,12 +49,12 @@ REFERENCE, FOLLOWS = "optimizer", 1 / 3
 """The part of the step that does the same for any batch. It follows the machine if it changes by what modules in
 general do, up to this part of that."""
 USUAL, MACHINE_OUTSIDE = 0.2, 0.05
-"""How often modules in general differ by more between the sides, as recordings of one side do, if nothing changed: that
-much needs no cause; and how often the machine may differ by more than is allowed for if the work changed."""
+"""Probabilities. If nothing changed, modules in general differ by more than what needs no cause, as recordings of one
+side do; if the work changed, the machine differs by more than is allowed for."""
 _KNOWN_WITHIN = math.log(100)
 """An upper end further above the estimate is not known: the noise reaches further than times of any program do."""
 MIN_STEPS = 6
-"""How many steps a side needs for a verdict."""
+"""Number of steps that a side needs for a verdict."""
 
 Cause: TypeAlias = Literal["machine", "unknown", "either", "work"]
 """Cause of what modules in general changed by: see `Diff.common_cause`."""
@@ -131,7 +130,7 @@ class Change(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is of, in words."""
+        """The module and phase, the part, or the step, in words."""
         return "the step" if self.phase == "step" else self.fqn if self.phase == PART else f"{self.fqn} {self.phase}"
 
     def is_likely_above(self, limit: float) -> bool:
@@ -149,7 +148,7 @@ class Change(NamedTuple):
 
 
 class ModuleChanges(NamedTuple):
-    """What the modules changed by; the fields are some of `Diff`."""
+    """The changes of modules and parts; the fields are some of `Diff`."""
 
     # One per module and phase; first what is called differently, then what changed, largest cost first
     changes: list[Change]
@@ -162,7 +161,7 @@ class ModuleChanges(NamedTuple):
 
 
 class Common(NamedTuple):
-    """What modules in general changed by, and what the machine can have changed by; logarithms."""
+    """The change of modules in general, and what the machine can have changed by; logarithms."""
 
     difference: float  # of modules in general
     cause: Cause  # whose it is
@@ -411,14 +410,14 @@ def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int], comm
 
 
 def _by_cost(change: Change) -> tuple[bool, bool, int, str, int]:
-    """What is called differently comes first: that is certain, and often the reason of the rest."""
+    """Return a key that puts what is called differently first: that is certain, and often the reason of the rest."""
     settled = change.verdict in {"same", "cannot tell"}
     order = (*SAMPLED_PHASES, PART).index(change.phase)
     return not change.calls_changed, settled, -abs(change.difference_ns), change.fqn, order
 
 
 class Calls(NamedTuple):
-    """How often a module is called before and after."""
+    """The calls of a module before and after."""
 
     # Spans per step before, the median of the steps in which there is any; if the share of these steps changed, the
     # mean over all steps

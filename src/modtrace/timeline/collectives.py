@@ -1,4 +1,4 @@
-"""What a recording's threads did of torch.distributed: collectives, sends and receives, and the waits for them."""
+"""Calls of torch.distributed in a recording: collectives, sends and receives, and the waits for them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Collective(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """How long the call took, nanoseconds."""
+        """The duration of the call, in nanoseconds."""
         return self.end_ns - self.start_ns
 
 

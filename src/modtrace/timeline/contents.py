@@ -1,4 +1,4 @@
-"""What a timeline holds beside its spans: names, processes, tracks, marks, counters and statistics."""
+"""The contents of a timeline beside its spans: names, processes, tracks, marks, counters and statistics."""
 
 import fnmatch
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from .slices import BACKWARD_PASS, COLLECTIVE, KINDS, PHASES, RANGE
 GPU = "gpu"
 COMMUNICATION, PASSES, RANGES = KINDS[COLLECTIVE].track, KINDS[BACKWARD_PASS].track, KINDS[RANGE].track
 TRACK_KINDS = ("forward", "backward", PASSES, RANGES, COMMUNICATION, GPU)
-"""What a track can be of, in the order in which they are shown; calls inside backward lie on its track."""
+"""The kinds of tracks, in the order in which they are shown; calls inside backward are on its track."""
 
 
 STEPS_END_WITH, BACKWARD_PASSES = "steps_end_with", "backward passes"
@@ -42,7 +42,7 @@ WITHOUT_GRADIENTS = "calls without gradients"
 """The name of evaluations in training mode, such as those of a policy that plays."""
 
 FLOAT64 = " (float64)"
-"""How the names of operators end that take tensors of float64; it is the name of all of them in a module."""
+"""The ending of names of operators that take tensors of float64, and the name of all of these in a module."""
 STEP_NOTES = "step_notes"
 """In a timeline's metadata: what was noted of few steps; `metadata.SHAPE_OF_STEP_NOTES` has each key."""
 
@@ -119,7 +119,7 @@ REGION_CLASS = "record_function"
 
 
 class Name(NamedTuple):
-    """What a module is called.
+    """The names of a module.
 
     Attributes:
         label: the span's name: the path below the nearest called ancestor and the class (`h.0: Block`); the class
@@ -140,7 +140,7 @@ class Name(NamedTuple):
 
 
 _RANGE_CLASS = "range · "
-"""What the class in the name of a range begins with; its category follows."""
+"""The begin of the class in the name of a range; its category follows."""
 
 
 def range_name(name: str, category: str) -> Name:
@@ -165,7 +165,7 @@ class Process(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a trace calls the process (`rank 0 · python`, `trainer 0 · python`)."""
+        """The name of the process in a trace (`rank 0 · python`, `trainer 0 · python`)."""
         place = process_label(self.role, self.rank)
         return f"{place} · {self.program}" if place else self.program
 
@@ -205,7 +205,7 @@ class Track(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a trace calls the track (`forward · MainThread`, `gpu 0 · stream 7`)."""
+        """The name of the track in a trace (`forward · MainThread`, `gpu 0 · stream 7`)."""
         return f"{self.kind} · {self.thread}" if self.device is None else f"{self.kind} {self.device} · {self.thread}"
 
 
@@ -238,7 +238,7 @@ class BackwardPass(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What a thread did, by name: a fetch of data, an optimizer's step, a garbage collection, or a range of the user's.
+    """A named time of a thread: a fetch of data, an optimizer's step, a garbage collection, a range of the user's.
 
     Attributes:
         name: as torch or the user calls it (`Optimizer.step#AdamW.step`).

@@ -1,4 +1,4 @@
-"""What calls took and kept of memory, in a recording that counted what tensors hold."""
+"""Memory that calls took and kept, in a recording that counted what tensors hold."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 OUTSIDE_CALLS = "gradients", "optimizer state", "parameters"
-"""What no call of a module holds, by who allocated it: nodes of backward passes, the step of an optimizer; the
+"""Memory that no call of a module holds: allocated by nodes of backward passes and by optimizers' steps, and the
 parameters of modules that were called."""
 KINDS = "backward", "optimizer", "parameters"
-"""Who allocated these, in the same order."""
+"""The names of these in a ring, in the same order."""
 OUTSIDE = "no module"
-"""Who holds what was allocated in none of these, nor in a call of a module."""
+"""The holder of what was allocated in none of these, nor in a call of a module."""
 
 
 class CallMemory(NamedTuple):
-    """What each span of modules took, in bytes; arrays with one entry per span."""
+    """The memory of each span of modules, in bytes; arrays with one entry per span."""
 
     known: BoolArray  # bool, whether it was counted from the begin to the end
     retained: Int64Array  # int64, what tensors held at its end less what they held at its begin
@@ -35,7 +35,7 @@ class CallMemory(NamedTuple):
 
 
 class Holders(NamedTuple):
-    """Who held memory at one moment, in bytes."""
+    """The holders of memory at one moment, in bytes."""
 
     process: str  # which process; empty if only one counted
     time_ns: int  # the moment, Unix nanoseconds

@@ -1,4 +1,4 @@
-"""What values a timeline's metadata has: what a file says there is anybody's, and checked once, when it is read.
+"""Shapes of the values in a timeline's metadata: anybody may have written a file, so they are checked when it is read.
 
 A shape says what a JSON value is:
 
@@ -31,7 +31,7 @@ GRAPH = {
     "kernel_times": [(str, *[_COUNT] * (len(PHASES) + 1))],
     contents.FUSED_TIMES: [(str, _PHASE, [(str, _SECONDS)])],
 }
-"""What is known of a graph that torch.compile made, see `summary.compiled`."""
+"""The shape of a graph that torch.compile made, see `summary.compiled`."""
 _GAPS = [(*[str] * 5, [_COUNT])]
 SHAPE_OF_STEP_NOTES = {
     # How many steps were looked at.
@@ -75,7 +75,7 @@ SHAPE_OF_STEP_NOTES = {
     "gaps": _GAPS,
     "slow_gaps": _GAPS,
 }
-"""What recordings note of few steps, by key, see `contents.STEP_NOTES`."""
+"""The shapes of a recording's notes of few steps, by key, see `contents.STEP_NOTES`."""
 OPTIMIZER_NOTES = [
     {"class": str, "how": str, **dict.fromkeys(("tensors", "groups", "hooks", "stepped", "first_tensors"), int)}
 ]
@@ -98,7 +98,7 @@ _SHAPES = {
 }
 _MISFIT = object()
 _MAX_TEXT = 10_000
-"""How long a text of the notes is at most: names and sentences are shorter, and others would fill the answers."""
+"""Length of the longest text: names and sentences are shorter, and others would fill the answers."""
 
 
 def fit_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

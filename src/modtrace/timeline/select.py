@@ -97,7 +97,7 @@ def keep_tracks(timeline: Timeline, kept: BoolArray) -> Timeline:
 
 
 DEVICE_METADATA = ("device_clock_bound_ns", "device_events_dropped", "device_events_unread")
-"""What the metadata of a recording with device times says of them."""
+"""The keys of device times in a recording's metadata."""
 
 
 def on_gpu(timeline: Timeline) -> BoolArray:

@@ -170,7 +170,7 @@ FORWARD, BACKWARD, RECOMPUTE = range(3)
 
 
 class SliceKind(NamedTuple):
-    """What a slice can be."""
+    """A kind of slice."""
 
     word: str  # what it is called
     # The kind of the tracks that its slices are on; empty for modules, whose tracks are of several kinds.
@@ -194,7 +194,7 @@ _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertool
 
 
 class Arg:
-    """What only some slices have, by the name of the arg."""
+    """The names of args, which only some slices have."""
 
     SHAPES = "shapes"  # of a call's inputs
     COMPILED_MODULES = "compiled_modules"  # inside of what torch.compile made
@@ -309,9 +309,9 @@ class Slices:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the arrays hold together."""
-        own: int = sum(getattr(self, name).nbytes for name in DTYPES)
-        return own + sum(column.rows.nbytes + column.values.nbytes for column in self.args.values())
+        """The bytes of all arrays together."""
+        columns: int = sum(getattr(self, name).nbytes for name in DTYPES)
+        return columns + sum(column.rows.nbytes + column.values.nbytes for column in self.args.values())
 
 
 DTYPES: dict[str, type[np.generic]] = {

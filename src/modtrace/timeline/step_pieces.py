@@ -1,4 +1,4 @@
-"""Where the steps of a training begin, and a long timeline in pieces of whole steps, which take memory one by one."""
+"""Begins of the steps of a training, and a long timeline in pieces of whole steps, which take memory one by one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trained_modules(timeline: Timeline, before: int | None = None) -> frozenset[
 
 
 class _Items:
-    """What threads of the first process did outside of evaluations: the things with which a step can begin."""
+    """Slices of the first process, outside of evaluations, with which a step can begin."""
 
     def __init__(self, timeline: Timeline) -> None:
         slices, names = timeline.slices, timeline.names

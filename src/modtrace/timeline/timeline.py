@@ -98,7 +98,7 @@ class Span(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """How long it took, in nanoseconds."""
+        """The duration, in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
@@ -178,7 +178,7 @@ class Timeline:
 
     @property
     def span_args(self) -> dict[int, dict[str, int | str]]:
-        """What only some slices have, by index of the slice; see `modtrace.timeline.slices.Arg`."""
+        """The args of slices by index of the slice; see `modtrace.timeline.slices.Arg`."""
         return args_by_row(self.slices.args)
 
     @cached_property
@@ -188,7 +188,7 @@ class Timeline:
 
     @cached_property
     def collectives(self) -> Collectives:
-        """What the threads did of torch.distributed, as columns and as a sequence of `Collective`."""
+        """The calls of torch.distributed, as columns and as a sequence of `Collective`."""
         return Collectives.of_slices(self.slices, self.groups, self.track_names)
 
     @cached_property
@@ -203,7 +203,7 @@ class Timeline:
 
     @cached_property
     def ranges(self) -> Sequence[Range]:
-        """What threads did by name, beside modules, in the order of their begins."""
+        """The named ranges of threads, beside modules, in the order of their begins."""
         rows = self.slices.take(self.slices.block_of(RANGE))
         columns = (rows.name, rows.start, rows.end, rows.depth, rows.track, rows.step, rows.complete)
         track_names, ranges = self.track_names, []

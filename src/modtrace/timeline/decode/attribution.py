@@ -9,7 +9,7 @@ from ...ring.slot_format import FORWARD_THREAD_MASK, GREENLET_KINDS, NO_NAME, SE
 from .intervals import Intervals, find_key
 
 _MAX_ROUNDS = 4
-"""How many backward passes are followed that each run the graph which the one before it made."""
+"""Number of backward passes that are followed, each of which runs the graph that the one before it made."""
 
 
 def enclosing_call(intervals: Intervals) -> Int64Array:
@@ -77,7 +77,7 @@ def _attribute_by_sequence(intervals: Intervals, events: Events, torch_threads: 
 
 
 class _Boundaries(NamedTuple):
-    """What makes the nodes of each thread, from each sequence number on; in the order of its events."""
+    """The makers of each thread's nodes, from each sequence number on; in the order of its events."""
 
     thread: Int64Array  # index into the name table's threads
     sequence: Int64Array  # in a thread ascending

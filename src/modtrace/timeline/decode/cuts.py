@@ -1,4 +1,4 @@
-"""Where a large ring can be cut: at ends of steps after which nothing belongs to what is before.
+"""Cuts of a large ring into pieces: at ends of steps after which nothing belongs to what is before.
 
 What belongs together has a number that is given out in order: the calls of a module, the nodes that a thread makes, the
 passes, the collectives. A cut parts nothing if no number that comes after it was given out before it.

@@ -16,7 +16,7 @@ from .analysis import DevicePoints, RingAnalysis, device_points
 from .intervals import Intervals, segment_pass
 
 _EVENT_RESOLUTION_NS = 500
-"""How exact CUDA's times of events are, about."""
+"""About how exact CUDA's times of events are, in nanoseconds."""
 
 
 def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:

@@ -28,7 +28,7 @@ _Key = tuple[int, ...]
 
 
 class CountedCalls(NamedTuple):
-    """What calls of which operators were counted cost: FLOPs, bytes and FLOPs that ran again, of the last one alike.
+    """Costs of calls whose operators were counted: FLOPs, bytes and FLOPs that ran again, of the last call alike.
 
     The keys are what calls alike share: inputs, name, whether a checkpoint runs it again, and which one it is.
     """
@@ -38,7 +38,7 @@ class CountedCalls(NamedTuple):
 
 
 class SpanCosts(NamedTuple):
-    """What spans cost."""
+    """The costs of spans."""
 
     # The FLOPs of spans and the bytes of their operators, with those of spans of its phase inside each, or that they
     # are unknown; without spans that have none.
@@ -115,7 +115,7 @@ def counted_serials(analysis: RingAnalysis) -> list[tuple[int, int]]:
 
 
 class _Costs(NamedTuple):
-    """What operators cost in calls, or in the backward of calls by pass; arrays of equal length."""
+    """The costs of operators in calls, or in the backward of calls by pass; arrays of equal length."""
 
     cost: Int64Array  # int64[3, n]: FLOPs, bytes and FLOPs that ran again
     is_counted: BoolArray  # whether it is known; True for what has no cost
@@ -140,7 +140,7 @@ class _Costs(NamedTuple):
 
 
 class _CallCosts:
-    """What the operators in each call cost, outside of its nodes and in those by pass, and `outside` of modules."""
+    """The costs of operators in each call, outside of its nodes and in those by pass; and `outside` of modules."""
 
     def __init__(self, analysis: RingAnalysis) -> None:
         events, intervals, original = analysis.all_events, analysis.intervals, analysis.forward_call

@@ -1,4 +1,4 @@
-"""What a ring says of memory as a whole: who holds it, what grows with each step, and what could not be allocated."""
+"""Memory as a whole by a ring's events: who holds it, what grows with each step, and which allocation failed."""
 
 import re
 from collections import Counter
@@ -26,7 +26,7 @@ _IN_A_LIST = re.compile(r"\.\d+(\..*)?$")
 
 
 class HeldMemory(NamedTuple):
-    """What tensors hold, in bytes."""
+    """The memory that tensors hold, in bytes."""
 
     held: int  # all of it, at the failed allocation, else when the last step ended
     # Who holds it: fully qualified names of modules, `no module`, `backward`, `optimizer`, `parameters`; largest first.
@@ -44,7 +44,7 @@ class HeldMemory(NamedTuple):
 
     @property
     def sentences(self) -> list[str]:
-        """What to say of it: why an allocation failed, and what grows."""
+        """Sentences that say why an allocation failed, and what grows."""
         sentences = []
         if self.refused is not None:
             after = "" if self.step is None else f", after step {self.step}"
@@ -60,7 +60,7 @@ class HeldMemory(NamedTuple):
 
     @property
     def holding(self) -> str:
-        """Who holds how much of it: modules of a list together, as `GPT.blocks.*`."""
+        """The largest holders in words; modules of a list are together, as `GPT.blocks.*`."""
         parts = [
             f"{name} {format_bytes(count)} ({100 * count / max(self.held, 1):.0f}%)"
             for name, count in _by_list(self.by)[:_NAMED]
@@ -158,7 +158,7 @@ def samples_at_moments(events: Events, lookup: NameLookup) -> Events:
 
 
 _Owner = tuple[Int64Array, Int64Array]
-"""Where in the events a module's bytes were written, and how many it held."""
+"""Indices of the events that say what a module holds, and the bytes."""
 
 
 def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:

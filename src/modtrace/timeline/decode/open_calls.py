@@ -31,7 +31,7 @@ _LAST_STEPS = 8
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
 HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
-"""What takes longer than that seems hung if it is not known how long it usually takes."""
+"""A call that takes longer seems hung if its usual duration is not known."""
 _VARYING = ("gc", "compile", "saving", "evaluation", "generate")
 """Categories of ranges one of which can take a thousand times as long as the one before."""
 
@@ -64,7 +64,7 @@ class OpenCall(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where a thread is, in words: `forward GPT.h.0`, `data loading`."""
+        """The place of a thread, in words: `forward GPT.h.0`, `data loading`."""
         if self.is_range:
             return RangeName(self.fqn, self.phase).place
         return f"{self.phase} {self.fqn}" if self.fqn and self.phase != AFTER_BACKWARD else "backward"

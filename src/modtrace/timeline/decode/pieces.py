@@ -58,7 +58,7 @@ PIECE_KINDS = (
     *(Kind.NODE_BEGIN, Kind.NODE_END, Kind.GRAPH_BUILT, Kind.CALL_BACKWARD),
     *(Kind.BACKWARD_OVER, Kind.SHAPES, Kind.ACCUMULATE_END, Kind.SEGMENT_BEGIN, Kind.COUNTER),
 )
-"""What only the spans of modules, and samples, are made of: nearly all events of a ring."""
+"""Events of which only the spans of modules, and samples, are made: nearly all events of a ring."""
 WHOLE_KINDS = DEVICE_KINDS
 """A ring that has any of these is not cut: such an event can be about any other."""
 
@@ -145,7 +145,7 @@ class RingPieces:
 
     @property
     def spans(self) -> int:
-        """How many modules' spans the pieces have that have come."""
+        """The number of modules' spans in the pieces so far."""
         return sum(modules.spans for modules in self._seen) if self.whole is None else len(self.whole.columns)
 
     def _analyses(self) -> Iterator[RingAnalysis]:
@@ -169,7 +169,7 @@ class RingPieces:
 
     @cached_property
     def counted(self) -> tuple[CountedCalls, int]:
-        """What calls of which operators were counted cost, and FLOPs outside of modules."""
+        """The costs of calls whose operators were counted, and FLOPs outside of modules."""
         counted, outside = CountedCalls({}, {}), 0
         windows = counted_serials(self.others) if self.others.has_flops else []
         for begin, end in self._bounds():
@@ -179,12 +179,12 @@ class RingPieces:
 
     @cached_property
     def memory(self) -> HeldMemory | None:
-        """What tensors hold."""
+        """The memory that tensors hold."""
         return held_memory(self.others, self._read_until)
 
     @cached_property
     def open_at_end(self) -> dict[str, object]:
-        """What the process died in, or is in for long: a call of the last piece, or a range of any."""
+        """The call or range that the process died in, or is in for long: a call of the last piece, a range of any."""
         *_, (begin, end) = self._bounds()
         piece, before = self._piece(begin, end), self.others.all_events
         ranges = before.take((before.serial < begin) & is_any(before.kind, RANGE_KINDS))

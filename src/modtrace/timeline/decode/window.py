@@ -22,7 +22,7 @@ _OTHER_KINDS = {*Kind} - {*CALL_ENTER_KINDS, *CALL_EXIT_KINDS}
 _BLOCKS = 16
 """Parts of a piece. So large is a look, and what is read beside a window at first, to find where it can be cut."""
 _STEPS_AROUND = 4
-"""What is an evaluation shows in the steps beside it."""
+"""Number of steps beside the wanted ones that say whether a call is an evaluation."""
 _MIN_ENDS = 4
 
 

@@ -1,4 +1,4 @@
-"""What each module of a timeline took, and each step, as tables in many forms."""
+"""Times of modules and steps of a timeline, what stands out in them, and tables of both in many forms."""
 
 from ..._tables import Table as Table
 from .compiled import CompiledModule as CompiledModule

@@ -1,4 +1,4 @@
-"""What modules do inside of what torch.compile made: nodes and FLOPs, of each graph.
+"""Modules inside of regions that torch.compile made: their nodes, FLOPs and kernels in each graph.
 
 A region's graphs are in the metadata of a timeline as JSON values. Each has `graph`, dynamo's number of it; `unknown`,
 why nothing is known of its nodes, or ""; and `work`: for each module its name (`blocks.0: Block`, "" for the region),
@@ -18,7 +18,7 @@ _COUNTS = 6
 
 
 class CompiledModule(NamedTuple):
-    """What one module does in a graph, with those inside it; None for what is not known.
+    """One module in a compiled graph, with those inside it; None for what is not known.
 
     Attributes:
         fqn: the module's fully qualified name.

@@ -1,4 +1,4 @@
-"""What the streams of devices did, in a recording with device times: per module and as a whole, and their table."""
+"""Device times of modules and of streams as a whole, in a recording that has them, and their table."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeviceModule(NamedTuple):
-    """What streams of devices did for one module; times are integer nanoseconds.
+    """The device times of one module; times are integer nanoseconds.
 
     Times are from event to event, so they include waits of the stream for the host.
 
@@ -46,7 +46,7 @@ class DeviceModule(NamedTuple):
 
 
 class DeviceSummary(NamedTuple):
-    """What the streams did as a whole; times are integer nanoseconds.
+    """The times of all streams of devices; times are integer nanoseconds.
 
     Attributes:
         rows: a row per module, or class, the one with the longest total first.

@@ -1,4 +1,4 @@
-"""What modules cost in FLOPs, how well the time was used, and the table of that."""
+"""FLOPs of modules and steps, the rates that they make of the time, and the tables of both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CPU = "cpu "
 
 
 class SpanFlops(NamedTuple):
-    """What each span cost; arrays of equal length."""
+    """The FLOPs, or bytes, of each span; arrays of equal length."""
 
     total: Int64Array  # int64, with the spans of its phase inside it; 0 where unknown
     own: Int64Array  # int64, without them
@@ -39,7 +39,7 @@ class SpanFlops(NamedTuple):
 
 
 class FlopModule(NamedTuple):
-    """What one module cost.
+    """The FLOPs of one module.
 
     Attributes:
         fqn: the module's fully qualified name; empty in a summary by class.
@@ -75,7 +75,7 @@ class FlopModule(NamedTuple):
 
 
 class PhaseRate(NamedTuple):
-    """How well the calls of one module use their time in one phase.
+    """The rate at which one module computes in one phase, and the limit of that.
 
     Attributes:
         fqn: the module's fully qualified name; empty in a summary by class.
@@ -117,7 +117,7 @@ class PhaseRate(NamedTuple):
 
 
 class StepFlops(NamedTuple):
-    """What one step cost, and how well it used its time.
+    """The FLOPs of one step, and which share of the peak they are.
 
     Attributes:
         step: its number.
@@ -136,7 +136,7 @@ class StepFlops(NamedTuple):
 
 
 class FlopSummary(NamedTuple):
-    """What the modules cost as a whole.
+    """The FLOPs of modules and steps, and what was not counted.
 
     Attributes:
         rows: a row per row of the summary.
@@ -234,7 +234,7 @@ def step_flops(timeline: Timeline) -> int | None:
 
 
 class GroupFlops(NamedTuple):
-    """What groups of modules cost: int64[phases, groups] each, but for `in_steps`."""
+    """The FLOPs of groups of modules: int64[phases, groups] each, but for `in_steps`."""
 
     spans: Int64Array  # how many spans there are
     known: Int64Array  # of how many of these FLOPs are known

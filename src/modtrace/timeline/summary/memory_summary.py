@@ -1,4 +1,4 @@
-"""What modules took and kept of memory, and who held it at the peak: rows and tables."""
+"""Memory that modules took and kept, and who held it at the peak: rows and tables."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _NEAR = 0.2
 
 
 class MemoryModule(NamedTuple):
-    """What one module took of memory, in bytes; None if no call of that phase was counted from begin to end.
+    """The memory of one module, in bytes; None if no call of that phase was counted from begin to end.
 
     Attributes:
         fqn: the module's fully qualified name; empty in a summary by class.
@@ -52,7 +52,7 @@ class MemoryModule(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """What one module held at the peak.
+    """The bytes of one holder at the peak.
 
     Attributes:
         fqn: its fully qualified name; `parameters`, `gradients`, `optimizer state`, if these are known; `no module` for
@@ -69,7 +69,7 @@ class Holder(NamedTuple):
 
 
 class MemorySummary(NamedTuple):
-    """What tensors held, in bytes: on the GPU, else on the CPU of what was allocated while the process recorded.
+    """The memory of tensors, in bytes: on the GPU, else on the CPU of what was allocated while the process recorded.
 
     Attributes:
         rows: a row per module or class, in the order of the summary's.
@@ -96,7 +96,7 @@ class MemorySummary(NamedTuple):
 
 
 class MeasuredMemory(NamedTuple):
-    """What a piece of a timeline adds to a `MemorySummary`."""
+    """The memory of one piece of a timeline, to which that of the others is added."""
 
     calls: Int64Array  # int64[4, n]: phase, group, bytes retained, and how many calls retained as much
     peaks: Int64Array  # int64[phases, groups], the most held inside a call; negative where none was counted

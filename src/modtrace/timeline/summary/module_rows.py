@@ -11,7 +11,7 @@ from ..contents import Name
 
 
 class ModuleTimes(NamedTuple):
-    """What one module took over the whole timeline; times are integer nanoseconds.
+    """The times of one module over the whole timeline; times are integer nanoseconds.
 
     A self time leaves out what inner modules took. A total is the self time of the module and of those inside it, in
     the same phase; a call within a call of the same module counts once. The totals of the three phases have no moment
@@ -111,7 +111,7 @@ CPU_FIELDS = ModuleTimes._fields[: ModuleTimes._fields.index("kernels")]
 
 
 class GpuStepTimes(NamedTuple):
-    """What was launched on GPUs in one step; times are integer nanoseconds.
+    """Work that was launched on GPUs in one step; times are integer nanoseconds.
 
     Attributes:
         step: its number.

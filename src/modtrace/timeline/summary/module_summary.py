@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
 _FIRST_SCREENS, FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900
-"""How many modules and findings with evidence a first screen has, and in how many bytes, with a line that follows."""
+"""Numbers of modules and of findings with evidence on a first screen, and its bytes, with a line that follows."""
 _FIRST_WIDTH = 120
 """Width of a first screen whose names are so long that it would have more bytes: lines are cut in their middles."""
 _BRIEF_ROWS, _BRIEF_JSON = 10, 6_000
@@ -102,7 +102,7 @@ class Summary:
 
     @property
     def parts(self) -> list[PartTimes]:
-        """What the steps were spent on: their totals add up to the time of all whole steps of the first process.
+        """The parts of all steps: their totals add up to the time of all whole steps of the first process.
 
         If calls of several modules are steps, percentiles are of those that took most.
         """
@@ -180,7 +180,7 @@ class Summary:
 
     @property
     def steps_ns(self) -> int:
-        """What the whole steps took together, and other processes, in nanoseconds: the 100 % of the table."""
+        """The time of all whole steps, and of other processes, in nanoseconds: the 100 % of the table."""
         return int(self.steps.counted.columns.duration_ns.sum()) + self.others_ns
 
     @property

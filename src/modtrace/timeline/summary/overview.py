@@ -43,7 +43,7 @@ class OperatorTotals(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """What was recorded.
+    """The recording as a whole.
 
     Attributes:
         roots: the outermost modules and compiled functions by name, the most often called first; without those that
@@ -109,7 +109,7 @@ _SHOWN_SECONDS = 0.001
 
 
 class SpanCounts(NamedTuple):
-    """What a timeline says about itself by its spans."""
+    """Counts of the spans of a timeline, or of a piece of it."""
 
     spans: int  # how many
     incomplete: int  # how many of them are

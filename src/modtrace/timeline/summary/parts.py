@@ -61,7 +61,7 @@ OTHER = "other"
 
 _OF_MODEL = ("forward", "backward", "recompute", "evaluation")
 _LOSSES = ("Loss", "Criterion")
-"""How the names of classes end whose outermost calls are the loss, but for the model that they call."""
+"""Endings of classes' names whose outermost calls are the loss, without the model that they call."""
 
 
 class _Layer(NamedTuple):
@@ -85,7 +85,7 @@ class DividedSteps(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What is in no step: nanoseconds by part, the longest first.
+    """Time that is in no step: nanoseconds by part, the longest first.
 
     Attributes:
         before: before the first whole step.

@@ -227,9 +227,9 @@ def divide_steps(timeline: Timeline, step_by: str) -> StepsInParts:
 _OF_MODULES = ("forward", "backward", "recompute", "loss")
 """Parts in which modules run."""
 _EXPLAINS = 0.5
-"""What share of the time that a part takes too much a module has to take for it to be named."""
+"""A module is named if it takes at least this share of the time that a part takes too much."""
 _AS_GOOD = 0.8
-"""What share of it an inner module has to take to be named instead of the one around it."""
+"""An inner module is named instead if it takes at least this share of the one around it."""
 
 
 def name_places(

@@ -1,4 +1,4 @@
-"""What counts as a step of a timeline, and from when to when each lasts.
+"""The steps of a timeline: which calls, ranges or marks make them, and when each begins and ends.
 
 Marks end training steps. If nothing is trained and no step is marked, each outermost call is one: a request, a batch.
 `ThreadLine` has the times of all threads after each other, so that none asks what the others did.
@@ -107,7 +107,7 @@ STEP, GENERATE = "step", "generate"
 _RANGE = "range "
 _PROCESS = -1
 _NAMED = 5
-"""How many names an error lists."""
+"""Number of names that an error lists."""
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 

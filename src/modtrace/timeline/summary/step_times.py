@@ -1,4 +1,4 @@
-"""What each training step took, what of it in which phase or outside all modules, and which step is typical."""
+"""Times of each step, by phase and outside of modules; the typical step, and the steps of the warm-up."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StepTimes(NamedTuple):
 
     @property
     def training_ns(self) -> int:
-        """How long it took without evaluations, in nanoseconds: what medians, percentiles and the slowest are of."""
+        """The duration without evaluations, in nanoseconds: medians, percentiles and the slowest steps are by this."""
         return self.duration_ns - self.evaluation_ns
 
 

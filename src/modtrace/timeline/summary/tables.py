@@ -58,7 +58,7 @@ _GPU_COLUMNS = (
 
 
 _DETAILS = (5, 8, 9)
-"""How soon columns are left out that a short table does not have."""
+"""Hide orders of the columns that a short table does not have."""
 
 
 def modules_table(summary: Summary, *, brief: bool = False) -> Table:
@@ -120,7 +120,7 @@ def modules_tree(summary: Summary) -> Table:
 
 
 _PART_RANKS = {"forward": 1, "backward": 1, OTHER: 2}
-"""How soon a part is left out of the table of steps; all others go first."""
+"""The order in which parts are left out of the table of steps; all others go first."""
 
 
 def steps_table(summary: Summary) -> Table:

@@ -75,7 +75,7 @@ def summarize_pieces(
 
 
 class _Spans(NamedTuple):
-    """What the rows of `Timeline.columns` count to."""
+    """The group and the step of each row of `Timeline.columns`, and how it counts."""
 
     groups: Groups  # what has a row in the summary
     group: Int64Array  # per span its group
@@ -105,7 +105,7 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
 
 
 class _PieceTotals(NamedTuple):
-    """What a piece of a timeline adds to a summary."""
+    """The sums of one piece of a timeline, to which those of the others are added."""
 
     totals: Int64Array  # int64[phases, groups]
     self_ns: Int64Array  # int64[phases, groups]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GroupTimes(NamedTuple):
-    """What groups of modules took in steps: columns of equal length; `ns` are nanoseconds."""
+    """The times of groups of modules in steps: columns of equal length; `ns` are nanoseconds."""
 
     group: Int64Array
     step: Int64Array
@@ -81,7 +81,7 @@ _STAGES_OF_GENERATE = ("prefill", "decode")
 
 
 class UnitTimes(NamedTuple):
-    """How long the calls or ranges of one name took, each of which is a step; times are integer nanoseconds.
+    """The durations of the calls or ranges of one name, each of which is a step; times are integer nanoseconds.
 
     Only those count that were recorded whole.
 
