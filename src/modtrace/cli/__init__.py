@@ -41,7 +41,7 @@ def _run() -> ScriptError | None:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        # What is still buffered would fail once more when the interpreter ends.
+        # Buffered output would fail once more when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(f"modtrace: the output cannot be written: {error.strerror}")
     return None

@@ -1,4 +1,4 @@
-"""What the tools of `mcp_server` answer: the types of answers, which clients are told, and how they are cut to fit."""
+"""The answers of the tools of `mcp_server`: their types, which clients are told, and how they are cut to fit."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ class Rows:
 
 
 class RowKind(NamedTuple):
-    """What the rows of a list are."""
+    """The kind of the rows of a list."""
 
     noun: str
     type: Any = str  # of a row, as clients are told

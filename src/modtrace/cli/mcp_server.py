@@ -120,7 +120,7 @@ class _Folder:
         return path
 
     def _inside(self, file: str) -> str:
-        # What a watcher wrote of a ring is beside it, and read with it.
+        # The file of a watcher is beside the ring, and is read with it.
         for path in (file, whole_run_path(file)):
             if not Path(os.path.realpath(path)).is_relative_to(self.path):
                 raise ModtraceError(f"{file}: it is a link that leads out of the served folder")

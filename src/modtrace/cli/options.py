@@ -1,4 +1,4 @@
-"""What commands have in common: options with one name and one meaning each, and how results and progress are shown."""
+"""The options that commands share, each with one name and one meaning, and how results and progress are shown."""
 
 import math
 import os
@@ -88,7 +88,7 @@ FORMS: dict[TableFormat, Literal["text", "md", "csv", "json"]] = {
     "csv": "csv",
     "json": "json",
 }
-"""What `Table.to` calls the formats of the command line."""
+"""The names of the command line's formats in `Table.to`."""
 TextFormat = Literal["text", "json"]
 
 Number = TypeVar("Number", int, float)

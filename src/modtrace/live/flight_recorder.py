@@ -29,11 +29,11 @@ _NOT_THE_USERS = ("/torch/", "/modtrace/track/")
 _RANK = re.compile(r"(\d{1,6})(\.json|\.pickle|\.pkl)?$")
 _PEERS = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
 _OPERATORS = {**OPERATORS, "_all_gather_base": "all_gather_into_tensor"}
-"""What `torch.distributed` calls them, where the flight recorder calls them otherwise."""
+"""The names of operators in `torch.distributed`, where the flight recorder has others."""
 
 
 class FlightRecord(NamedTuple):
-    """What the dump of one process says; times are Unix nanoseconds, counters the flight recorder's."""
+    """The dump of one process; times are Unix nanoseconds, counters the flight recorder's."""
 
     path: str  # the file
     rank: int  # the process's, from the end of the file's name

@@ -27,7 +27,7 @@ from .rank_state import RankState, rank_state_of, read_clocks
 
 
 class RankRates(NamedTuple):
-    """What one process did in the last seconds, or in the last ones before it stopped."""
+    """The work of one process in the last seconds, or in the last ones before it stopped."""
 
     state: RankState  # where it is
     steps_per_s: float | None  # until now; None if fewer than two steps have ended
@@ -35,7 +35,7 @@ class RankRates(NamedTuple):
     # How long the time is that the rows are of; shorter than asked for where the ring, or what was read of it, does not
     # go back so far.
     window_ns: int
-    # What each module took in that time; what began before or is not over counts with its part.
+    # The times of each module in that time; a call that began before or is not over counts with its part.
     rows: tuple[ModuleTimes, ...]
     communication_ns: int  # of that time, with any thread in a call of torch.distributed or in a wait for one
     # The share of each part of a step, see `PartTimes`, in the steps that are known of that time.
@@ -91,7 +91,7 @@ RATE_SORT_KEYS = ("self", "total", "forward", "backward", "calls", "name")
 
 
 class ModuleRate(NamedTuple):
-    """What one module takes, as the mean over ranks; shares are of the time that passes, 1 is all of it."""
+    """The times of one module, as the mean over ranks; a share of 1 is all of the time that passes."""
 
     fqn: str  # the module's fully qualified name
     calls_per_s: float  # how often its forward runs in a second
@@ -129,11 +129,11 @@ def sort_modules(modules: Sequence[ModuleRate], key: str) -> list[ModuleRate]:
 
 
 KEEP_PREFIX = "modtrace.keep "
-"""What the text of a mark begins with that asks to keep the window around it; the reason follows."""
+"""The begin of the text of a mark that asks to keep the window around it; the reason follows."""
 
 _FIRST_EVENTS = 1 << 13
 _MAX_EVENTS = 1 << 20
-"""What one look reads at most."""
+"""The most events that one look reads."""
 _FIRST_STEP_EVENTS = 1 << 16
 """After so many events without the end of a step none is expected."""
 _CONTEXT_EVENTS = 1 << 14
@@ -165,7 +165,7 @@ class EndedStep:
 
 @dataclass(frozen=True)
 class Look:
-    """What was new in a ring when it was read."""
+    """The news in a ring when it was read."""
 
     timeline: Timeline | None = None  # of its end, from before the first new step on; None if nothing new was divided
     # Those that have ended and were in no look before, in their order. A step is given once the next one has ended, or

@@ -25,7 +25,7 @@ _OTHER_END = {"send": "recv", "recv": "send"}
 _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor")
 """How the names of operators begin that take as many bytes on each rank."""
 _DEFAULT_DESCRIPTION = "default_pg"
-"""What torch says of the group of all ranks."""
+"""Torch's description of the group of all ranks."""
 
 
 class Hang(NamedTuple):

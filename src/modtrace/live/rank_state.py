@@ -121,12 +121,12 @@ class RankState(NamedTuple):
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What there is to say of it beside where it is: of memory, and what is lost."""
+        """Sentences on it beside where it is: on memory, and on what is lost."""
         return (*self.memory, *([unsaved_sentence(self.unsaved)] if self.unsaved else []))
 
     @property
     def label(self) -> str:
-        """What to call it: its role and rank, else its file."""
+        """Its name in sentences: its role and rank, else its file."""
         return process_label(self.role, self.rank) or os.path.basename(self.path)
 
     @property

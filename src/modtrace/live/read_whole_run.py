@@ -12,7 +12,7 @@ from ..ring import Record, read_ring_records, whole_run_path
 
 _MAX_BYTES = 64 << 20
 TIME_FIELDS = ("count", "total_ns", "min_ns", "p50_ns", "p95_ns", "p99_ns", "max_ns")
-"""What the file says of each distribution."""
+"""The fields of each distribution in the file."""
 _SHOWN_MODULES = 10
 
 

@@ -22,7 +22,7 @@ _GRACE_NS = 1_000_000_000
 
 
 class StreamState(NamedTuple):
-    """What a stream of a device is in, or was when its events were read last."""
+    """The calls that a stream of a device is in, or was when its events were read last."""
 
     device: int  # index of the device
     stream: int  # torch's id of the stream

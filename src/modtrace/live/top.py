@@ -33,7 +33,7 @@ _PAGE = 10
 
 @dataclass(slots=True)
 class ScreenState:
-    """What the screen shows."""
+    """The choices of the user: which rows the screen shows, and in which order."""
 
     sort: str = "self"  # one of `RATE_SORT_KEYS`
     max_depth: int | None = None  # how many levels of modules; None: all
@@ -82,7 +82,7 @@ _Row = tuple[str, list[RenderableType]]
 
 
 class JobView(NamedTuple):
-    """What was read of a job."""
+    """One reading of all rings of a job."""
 
     ranks: Sequence[RankRates]  # in order of their ranks
     errors: Sequence[str]  # what is wrong with rings that could not be read, or that there are none yet

@@ -32,8 +32,8 @@ class Condition(NamedTuple):
     """A condition under which a window is kept."""
 
     text: str  # as it was given
-    # What is measured: a step, a part of it, a call of a module, or the time without an event. For a signal the
-    # recorded process itself asks to keep.
+    # The thing that is measured: a step, a part of it, a call of a module, or the time without an event. For a signal
+    # the recorded process itself asks to keep.
     subject: Literal["step", "part", "module", "hang", "signal"]
     name: str  # of the part, or the pattern of the modules' names
     limit_ns: int | None  # what it must exceed, in nanoseconds; None if `times` is the limit
@@ -41,7 +41,7 @@ class Condition(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What a file's name says of it: `step`, `gc`, `module GPT.head`, `hang`."""
+        """Its name in the name of a file: `step`, `gc`, `module GPT.head`, `hang`."""
         return self.name if self.subject == "part" else f"{self.subject} {self.name}".strip()
 
 

@@ -22,7 +22,7 @@ _TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class _RankNumbers(Counter[str]):
-    """What one process has done: the nanoseconds of each part of its steps, and how many there were."""
+    """The nanoseconds of each part of the steps of one process, and how many steps there were."""
 
     steps = total_ns = 0
 
@@ -104,7 +104,7 @@ def _labels(follower: RingFollower) -> str:
 
 
 class LookSink(Protocol):
-    """What takes the steps of all rings."""
+    """A consumer of the looks at all rings."""
 
     def add_look(self, follower: RingFollower, look: Look, /) -> object:
         """Take what is new in a ring."""

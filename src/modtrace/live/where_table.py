@@ -114,7 +114,7 @@ def _format_streams(streams: Sequence[StreamState]) -> str:
     first = streams[0]
     where = (format_stack(first.calls) or "no module") + (f", in {first.collective}" if first.collective else "")
     if not first.is_known:
-        # What was not read may have run.
+        # Events that were not read may have been reached.
         where = f"unknown; last read: {where}" if first.read_ns is not None else "unknown; nothing was read"
     dropped = any(stream.dropped for stream in streams)
     if not any(stream.unread for stream in streams):

@@ -1,4 +1,4 @@
-"""What a watcher writes of all steps: a line for each, and how times are distributed over the whole run."""
+"""The files of a watcher on all steps: a line for each step, and the distributions of times over the whole run."""
 
 import contextlib
 import json

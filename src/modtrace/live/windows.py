@@ -33,7 +33,7 @@ _KEPT_FILES = 3
 """Files of earlier runs with lines of steps, and as many logs."""
 _MAX_NAME_BYTES = 150
 _LEAST_SHARE = 0.1
-"""What a rank that comes late makes others wait at least, as a part of the step."""
+"""The least wait, as a part of the step, for which the rank that comes late is named."""
 _MAX_EVENTS = 1 << 22
 """How many events of all ranks together are looked at for that, but for the slow step and the one before."""
 _REMEMBERED = 64
@@ -266,7 +266,7 @@ class WindowKeeper:
         steps = [step for step in pending.follower.last_steps if step.number >= number - _CAUSE_STEPS]
         if not steps:
             return None
-        # What is read of all ranks together stays in memory.
+        # The events of all ranks are in memory together.
         most, recorded = _MAX_EVENTS // len(of_rank), pending.follower.recorded
         read = [step for step in steps if recorded - step.end_serial <= most or step.number >= number - 1] or steps[-1:]
         rings = {rank: follower.read_since(read[0].start_ns) for rank, follower in of_rank.items()}
@@ -275,7 +275,7 @@ class WindowKeeper:
         slow = next((step for step in read if step.number == number), None)
         if late is None or slow is None:
             return late
-        # What is slow on all ranks is not the fault of the one that comes last.
+        # If all ranks are slow, that is not the fault of the one that comes last.
         more_ns = slow.training_ns - median(step.training_ns for step in read if step.number <= number)
         return late if late.cost_ns >= max(more_ns / 2, _LEAST_SHARE * slow.training_ns) else None
 

@@ -25,7 +25,7 @@ from .rank_folder import JobTime, RankRecording, RankTime, group_by_size, load_o
 T = TypeVar("T")
 
 _BYTES_AT_ONCE, _RANKS_AT_ONCE = 4 << 20, 32
-"""What an executor reads in one task: Dask takes 30 ms for each, as long as five small recordings do."""
+"""How much an executor reads in one task: Dask takes 30 ms for a task, as long as five small recordings do."""
 
 
 class RankTimeline(NamedTuple):
@@ -56,7 +56,7 @@ class RankTimeline(NamedTuple):
 
     @property
     def damage(self) -> str:
-        """What is damaged of its ring; empty if nothing is."""
+        """The damage of its ring, in words; empty if it is whole."""
         return damage_sentence(self.timeline.stats.torn, self.timeline.tracks)
 
     @property
@@ -140,7 +140,7 @@ def place_rank(timeline: Timeline, time: RankTime, file: RankRecording) -> RankT
 
 
 _MODULE_BYTES, _OTHER_BYTES = 55, 190
-"""What a slice of a module takes in a Perfetto trace, and one of another kind, with the arrows of collectives."""
+"""The size of a slice in a Perfetto trace: of a module, and of another kind with the arrows of collectives."""
 
 
 def read_fitting(

@@ -34,7 +34,7 @@ _TYPES: dict[type, tuple[type, ...]] = {
 
 
 class Part(NamedTuple):
-    """What a dataset says of a part."""
+    """The description of a part in a dataset."""
 
     reference: Reference  # which time its times are in
     measurements: list[dict[str, Any]]  # what its ranks noted of the clocks of hosts, as records of a ring

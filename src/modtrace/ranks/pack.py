@@ -45,7 +45,7 @@ _MAX_RANKS_PER_PART = 512
 
 
 class PackResult(NamedTuple):
-    """What `pack` did."""
+    """The result of `pack`."""
 
     ranks: int  # how many ranks the dataset holds
     packed: int  # how many of them this run has packed; the others were there
@@ -156,7 +156,7 @@ def _fingerprint(file: RankRecording, source: str | None) -> list[object]:
 
 
 class _PartSources(NamedTuple):
-    """What a part is made of."""
+    """The recordings that a part is made of."""
 
     empty: Part  # the part, without its ranks and steps
     # The recording of each, its place in the job's time, and what a dataset says of its file.

@@ -406,7 +406,7 @@ class JobTime:
             if file.is_ring
         }
         clocks = {file.rank: clock_in(records.get(file.rank, ())) or _own_clock(file.rank) for file in files}
-        # What each rank noted of the clocks of hosts.
+        # The readings of hosts' clocks that each rank noted.
         self.measurements = {rank: measurements_in(rank_records) for rank, rank_records in records.items()}
         tree = ClockTree(measurement for noted in self.measurements.values() for measurement in noted)
         roots = Counter(tree.root_of(clock) for clock in clocks.values())

@@ -33,11 +33,11 @@ from .rank_folder import JobTime, RankRecording
 from .sync_points import group_keys, inferred_waits
 
 ROW_KINDS = ("call", "wait", "inferred wait")
-"""What a row of the collectives is, by its code in `CollectiveTable.kind`."""
+"""The kinds of rows of the collectives, by their codes in `CollectiveTable.kind`."""
 CALL, WAIT, INFERRED_WAIT = range(3)
 
 _MAX_STEP_DIGITS = 9
-"""What an int32 holds in any case."""
+"""Any number of so many digits fits an int32."""
 
 
 class SpanTable(NamedTuple):
@@ -78,7 +78,7 @@ class CollectiveTable(NamedTuple):
 
 
 FOR_ITSELF: tuple[RangeCategory, ...] = ("evaluation", "gc", "compile", "saving", "data loading")
-"""What counts for itself wherever it runs, as in the parts of a step: before others, and in this order."""
+"""Categories that count for themselves wherever they run, as in the parts of a step: before others, in this order."""
 
 
 class StepTable(NamedTuple):
@@ -297,7 +297,7 @@ class Bounds:
 
 
 class RankEntry(NamedTuple):
-    """What is known of one rank."""
+    """One rank: its place in the job, and its recording."""
 
     rank: int  # its number
     role: str  # what it does in the job; empty if that is not known
@@ -321,12 +321,12 @@ class RankTables(ABC):
 
     @property
     def roles(self) -> dict[int, str]:
-        """What each rank does in the job; empty if that is not known."""
+        """The role of each rank in the job; empty if that is not known."""
         return {entry.rank: entry.role for entry in self.ranks}
 
     @property
     def engines(self) -> set[str]:
-        """What recorded the ranks, "native" or "python"."""
+        """The engines that recorded the ranks, "native" or "python"."""
         return {entry.engine for entry in self.ranks}
 
     def bounds(self) -> Bounds:
@@ -344,7 +344,7 @@ TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
     StepTable: step_end_table,
     RangeTable: range_table,
 }
-"""What makes each kind of table from a rank's timeline."""
+"""The function that makes each kind of table from a rank's timeline."""
 
 
 def _rank_tables(rank: RankTimeline) -> tuple[RankEntry, dict[type, Any]]:

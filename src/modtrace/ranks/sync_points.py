@@ -1,8 +1,8 @@
 """Collectives that no rank can leave before the last one has come, and the offsets between ranks that they show.
 
-If rank A calls a collective at a and leaves it at A', and rank B does at b and B', then B' is not before a and A'
-not before b, on any clock that shows both. So each collective is a range that holds the true offset, as a ping is one;
-the ends, which come at about the same time, say where in the range it is. Ranks need no pings then.
+Rank A calls a collective at a and leaves it at A'; rank B calls it at b and leaves it at B'. On any clock that shows
+both, B' is not before a, and A' is not before b. So each collective gives a range that holds the true offset, as a ping
+does. The ends come at about the same time, and say where in the range it is. Ranks need no pings then.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -128,7 +128,7 @@ def inferred_waits(timeline: Timeline) -> InferredWaits:
     last_row = np.full(len(begin), -1, np.int64)
     np.maximum.at(last_row, section, row)
     used = np.flatnonzero(last_row >= 0)
-    # What ran last before: the call itself, or a span after it.
+    # The last work before: the call itself, or a span after it.
     since = np.maximum(collectives.end[last_row[used]], _last_activity(timeline, until[used]))
     waited = since < until[used]
     return InferredWaits(since[waited], until[used][waited], collectives.step[last_row[used]][waited])

@@ -1,4 +1,4 @@
-"""What another clock shows at a time of this one, and how far off that can be; the clocks of a job's hosts.
+"""The time of another clock at a time of this one, and how far off that can be; the clocks of a job's hosts.
 
 Hosts of a job, devices, a profiler and the wall clock are all compared in one way: something read both clocks at some
 moments, and `ClockMap` says what was between these readings, before them and after them. A process notes in its ring
@@ -180,7 +180,7 @@ class Measurement(NamedTuple):
 
 
 _READING = ("time", "offset", "bound", "round_trip")
-"""What a record calls the fields of a `Reading`."""
+"""The names of the fields of a `Reading` in a record."""
 
 
 def measurement_record(measurement: Measurement) -> dict[str, Any]:

@@ -34,7 +34,7 @@ UNSEEN_BY_PYTHON = (
 
 
 class CollectiveName(NamedTuple):
-    """What a collective is called."""
+    """The name of a collective."""
 
     operator: str  # as `torch.distributed` calls it (`all_reduce`, `send`).
     group: str  # the name of the group it runs on, as torch has it (`0` is the default group's)
@@ -103,7 +103,7 @@ RangeCategory = Literal[
     "user", "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "generate", "torch"
 ]
 CATEGORIES: tuple[RangeCategory, ...] = get_args(RangeCategory)
-"""What a range is for. `user` is a name of the user's, `torch` one that torch gives and that fits no other.
+"""The purposes of ranges. `user` is a name of the user's, `torch` one that torch gives and that fits no other.
 
 No engine writes `evaluation`: these are found among the calls.
 """
@@ -115,14 +115,14 @@ _PLACES = {"optimizer": "the optimizer", "gc": "garbage collection", "compile": 
 
 
 class RangeName(NamedTuple):
-    """What a range is called."""
+    """The name of a range."""
 
     name: str  # as torch or the user calls it
     category: str  # one of `CATEGORIES`
 
     @property
     def place(self) -> str:
-        """What a sentence calls the place where a thread is: by its category; a range of the user's by its name."""
+        """The place where a thread is, in a sentence: by its category; a range of the user's by its name."""
         return f"range {self.name}" if self.category == "user" else _PLACES.get(self.category, self.category)
 
 

@@ -8,8 +8,8 @@
 ```
 
 All numbers are little endian. Under `writer` the metadata says which process writes the file, see `owner`. The space of
-header, slots and the first part of the log is reserved when the file is made, so a full disk is an error then, and
-never a signal while training runs.
+header, slots and the first part of the log is reserved when the file is made. So a full disk is an error then, and no
+signal while training runs.
 
 A record is one JSON object. Its "kind" says what it is; beside that it has
 
@@ -50,13 +50,13 @@ Record = Mapping[str, Any]
 MAGIC = b"MODTRACE"
 VERSION = 2
 HEADER = struct.Struct("<8sIIQQQII")
-"""What precedes the metadata."""
+"""The begin of the header, before the metadata."""
 SLOTS_OFFSET = 4096
 """Bytes before the first slot of a file."""
 LOG_CHUNK_BYTES = 1 << 20
-"""What is reserved for the log at once; a file is never shorter than with the first of these."""
+"""The bytes that are reserved for the log at once; a file is never shorter than with the first of these."""
 RECORD = struct.Struct("<II")
-"""What precedes each record of the log."""
+"""The length and the checksum before each record of the log."""
 MAX_RECORD_BYTES = 1 << 20
 """A longer record is damage; what would be longer is not written."""
 _WRITER = "writer"
@@ -109,14 +109,14 @@ _METADATA_FIELDS: Mapping[str, type[str] | range] = {
     STACKS_SIGNAL: range(1, 65),
     WORKERS: range(2),
 }
-"""What the metadata may say of the process; other fields are only shown."""
+"""The fields of the metadata that are read, and what each may be; other fields are only shown."""
 _KINDS_WITH_ID = ("name", "text", "thread")
 _MAX_AHEAD = 64
 """How much larger an id may be than twice the number of records so far."""
 
 
 class FileHeader(NamedTuple):
-    """What the header of a ring file says."""
+    """The header of a ring file."""
 
     capacity: int  # slots in the ring
     log_start: int  # the byte at which the log begins

@@ -55,7 +55,7 @@ _STAMP = struct.Struct("<q")
 _BEYOND_ALL = 1 << 62
 _MAX_REREADS = 20
 _BYTES_PER_BLOCK = 512
-"""What `st_blocks` counts in, on every system."""
+"""The unit of `st_blocks` on every system."""
 _MIN_HOLLOW_BYTES = 1 << 32
 """Holes of a smaller file are read as empty slots."""
 _SLOTS_AHEAD = 1 << 10
@@ -77,7 +77,7 @@ class SlotSnapshot(NamedTuple):
 
 
 class RingSnapshot(NamedTuple):
-    """What a ring held when it was read."""
+    """The content of a ring when it was read."""
 
     slots: SlotSnapshot  # the events, and how many were lost
     records: list[Record]  # the name table's records, in the order in which they were noted
@@ -93,7 +93,7 @@ class RingSnapshot(NamedTuple):
 
     @property
     def unsaved(self) -> str:
-        """What is lost because the process died before it saved; else empty."""
+        """The data that are lost as the process died before it saved, in words; else empty."""
         ended = self.writer != "dead" or any(record["kind"] in ("stop", "saved") for record in self.records)
         return "" if ended or not self.metadata.get(WORKERS) else "what the workers of its DataLoaders did"
 
@@ -424,7 +424,7 @@ def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> Sl
     begin = next((record["monotonic"] for record in records if record["kind"] == "anchor"), 0)
     events = slots.events
     possible = (events.time >= begin) & (events.time < MAX_TIME_NS)
-    # What completes is written by other threads than the one it belongs to.
+    # The end of an asynchronous call is written by other threads than the one that it belongs to.
     index = np.flatnonzero(possible & ~is_any(events.kind, KINDS_OF_OTHER_THREADS))
     if np.any(np.diff(events.time[index]) < 0):
         index = index[np.argsort(events.thread[index], kind="stable")]

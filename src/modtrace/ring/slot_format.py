@@ -112,7 +112,7 @@ REFUSED = "could not be allocated"
 
 
 NameField = Literal["", "module", "module?", "text", "text?", "number"]
-"""What the name of an event is: a module's, a text, or a number as the kind says; NO_NAME, or with `?` perhaps so."""
+"""The name field of an event: a module's name, a text, or a number as the kind says. Empty: NO_NAME; `?`: perhaps."""
 
 _CALL = "call index · sequence number of the thread"
 _CALLS, _PASSES, _NETWORK = "module_calls.cpp engine.py", "backward.cpp engine.py", "collectives.cpp collectives.py"
@@ -226,14 +226,15 @@ class Kind(IntEnum):
     INPUTS = 35, "FLOPs", "number of module, modes and shapes", "", "module_calls.cpp", "flops"
     """The call entered just before on this thread is outermost. Calls that are alike have the same number."""
     HELD = 36, "memory", "bytes · holder", "module?", "memory.h", "memory"
-    """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. The holder
+    """The bytes that tensors hold which calls of a module allocated, outside of inner calls, have changed. The holder
     is 1 for what nodes of backward allocated, 2 for the step of an optimizer, 3 for parameters of modules that were
     called. No name: no call of a module allocated it, or it is of a parameter."""
     SAVED = 37, "memory", "bytes, or number of passes so far", "module?", "memory.h", "memory"
-    """What calls of a module, in a forward with gradients and outside of inner ones, have allocated so far that was
-    freed in or after a backward pass that began later. One with no name is before such events: the number of passes."""
+    """The bytes that calls of a module have saved for backward so far: they were allocated in a forward with gradients,
+    outside of inner calls, and freed in or after a later backward pass. An event with no name comes before such events:
+    it has the number of passes."""
     HELD_AT_PEAK = 38, "memory", "bytes · holder", "", "memory.h", "memory"
-    """What these held when most was held so far: four events together. The holder is 0 for all that was held, else as
+    """The bytes that these held when most was held so far: four events together. The holder is 0 for all bytes, else as
     in HELD."""
     PASS_GRAPH = 39, "FLOPs", "number of graph and asked gradients", "", "backward.cpp", "flops"
     """The pass begun just before on this thread goes through this graph. Passes that are alike, in shapes too, have the
@@ -249,7 +250,7 @@ class Kind(IntEnum):
 
 
 SYNC_PREFIX = "modtrace.sync#"
-"""What the text of a mark begins with that torch.profiler sees too; a number follows."""
+"""The begin of the text of a mark that torch.profiler sees too; a number follows."""
 
 
 def _about(topic: str) -> tuple[Kind, ...]:

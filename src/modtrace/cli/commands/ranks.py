@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 10
 _BYTES_PER_STEP = 1_000_000
-"""What a step of all ranks takes in a trace, if not chosen otherwise."""
+"""The size of a step of all ranks in a trace, unless options choose otherwise."""
 
 
 @click.group("ranks")
@@ -67,7 +67,7 @@ def _open_executor(address: str | None) -> "Iterator[Executor | None]":
     except (OSError, ValueError, MemoryError) as error:  # it takes the answer of a web server for a length
         raise ModtraceError(f"{scheduler}: no scheduler of Dask answers: {error}") from error
     with client:
-        # What packs a part must run for each call: its result is a file.
+        # A part is packed anew for each call, even with equal arguments: the result is a file.
         yield client.get_executor(pure=False)
 
 

@@ -86,7 +86,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class LikeModuleTimes(NamedTuple):
-    """What modules took in each step; arrays of equal length."""
+    """Self times of modules in each step, compared with like modules; arrays of equal length."""
 
     fqns: list[str]  # what `fqn` points into
     rank: Int64Array
@@ -279,7 +279,7 @@ _UNSEEN_ON_DEVICES = (
 _NO_STEP = 1 << 30
 """After the last step of any recording."""
 _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
-"""What says more comes last."""
+"""From the verdict that says least to the one that says most."""
 
 
 def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:

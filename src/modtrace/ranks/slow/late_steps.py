@@ -261,7 +261,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     # Only the last one keeps others waiting, and by no more than it is late at most.
     latest = arrivals.lateness + bounds.of_groups(arrivals.rank, arrivals.collective)
     cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(latest, 0)), 0)
-    # What varies anyway belongs to no rank, and would add up over many collectives.
+    # Ordinary variation belongs to no rank, and would add up over many collectives.
     cost = np.where(cost > least, cost, 0)
     in_order = []
     for rows in split_by(arrivals.step):
@@ -401,7 +401,7 @@ def module_excess(
 
 
 class _Layer(NamedTuple):
-    """What a rank was in at places of its own time: a module or a range, by number, and the time that counts there."""
+    """The modules or ranges that a rank was in, by number, and the own time that counts there."""
 
     key: Int64Array
     start: Int64Array

@@ -1,4 +1,4 @@
-"""What ranks did in turn, as a replay needs it: calls of collectives and messages, and ends of waits for them."""
+"""The replay of a run without some delays, by calls of collectives and messages and the ends of waits for them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -74,7 +74,7 @@ class RoleWait(NamedTuple):
 
 
 class RoleTimes(NamedTuple):
-    """What the processes of several roles did in some steps."""
+    """The work and the waits of processes of several roles in some steps."""
 
     processes: Mapping[int, tuple[str, int]]  # role and rank of each, by a number
     length: Int64Array  # int64[steps], ns
@@ -93,7 +93,7 @@ class _Waits(NamedTuple):
 
 
 class _Process(NamedTuple):
-    """What one process did, and when it was waiting."""
+    """The spans and ranges of one process, and when it was waiting."""
 
     spans: SpanTable
     ranges: RangeTable
@@ -354,7 +354,7 @@ def _find_slower(
     worst = [_main_place(places, counted[:, holder].mean(axis=1), ns.mean(axis=1)) for holder, ns in enumerate(more)]
     usual = np.concatenate([_of_others(took[[place]], holder) for holder, place in enumerate(worst)])
     excess = took[worst, range(len(holders))] - usual
-    # What the others never do does not vary by chance, however much it takes at one time and another.
+    # Work that the others never do does not vary by chance, however long it takes from step to step.
     noise = np.minimum(_deviation(excess), _deviation(usual))
     cost = np.minimum(excess, waited)
     cost[cost <= np.maximum(COUNTED_NOISES * noise[:, None], _NAMED_SHARE * times.length)] = 0

@@ -42,15 +42,20 @@ from .role_waits import RoleWait
 
 _NAMED_RANKS = 3
 _COSTLY_NS = 20_000_000
-"""What a rank that is late now and then costs each time if it is named: the system may stop any thread for less."""
+"""The least cost of each delay of a rank that is named for being late now and then.
+
+The system may stop any thread for a shorter time.
+"""
 _COSTLY_SHARE = 0.01
-"""How much of the run's time that is at least."""
+"""The least cost of all these delays together, as a share of the run's time."""
 _MAX_ROWS, _MAX_COLUMNS = 1500, 2000
 _TABLE_ROWS = 100
 _LEAST_NS = 1e3
 _IN_ONE_PLACE = 0.25
-"""What share of its cost the worst places of a slow rank's steps have at least, if it is slow there: one that has more
-to do in all of them has a few hundredths in each, and as much by chance."""
+"""The least share of its cost in the worst places of a slow rank's steps, if it is slow there.
+
+A rank that has more to do everywhere has a few hundredths in each place, and as much by chance.
+"""
 _COLUMN_NOTES = (
     "cost: what the late rank took more than the median of the others, without its waits.",
     "saved: by how much shorter the run would be without that.",
@@ -75,7 +80,7 @@ _Place = tuple[str, str]
 
 
 class PartOfRun(NamedTuple):
-    """What some steps say."""
+    """The findings of some steps."""
 
     steps: list[StepFinding]  # each of them
     ranks: Int64Array  # the ranks that were there, ascending
