@@ -9,21 +9,9 @@ import numpy as np
 
 from ..._arrays import INT64_MAX, BoolArray, Int64Array, is_any, split_by
 from ..._interrupts import cached_property
-from ...ring import Events, Kind, Record, RingSnapshot
+from ...ring import Events, Kind, Record, RingSnapshot, slot_format
 from ...ring.clocks import ClockMap, Reading
 from ...ring.event_text import CATEGORIES, RangeName, parse_range
-from ...ring.slot_format import (
-    CALL_ENTER_KINDS,
-    CALL_EXIT_KINDS,
-    DEVICE_TIME_BITS,
-    DEVICE_TIME_MASK,
-    EVENT_NUMBER_MASK,
-    FLOP_KINDS,
-    NO_NAME,
-    RANGE_KINDS,
-    RECOMPUTE_BIT,
-    STREAM_NUMBER_BITS,
-)
 from .attribution import attribute_nodes
 from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_by_value, pair_calls
 from .name_lookup import NameLookup
@@ -60,13 +48,13 @@ class DevicePoints(NamedTuple):
     @property
     def device(self) -> Int64Array:
         """The index of each one's device."""
-        return self.stream >> STREAM_NUMBER_BITS
+        return self.stream >> slot_format.STREAM_NUMBER_BITS
 
 
 def queued_events(events: Events) -> QueuedEvents:
     """Return what was recorded on all devices, given all events of a ring."""
     queued = np.flatnonzero(events.kind == Kind.DEVICE_QUEUED)
-    is_dropped = events.name[queued] == NO_NAME
+    is_dropped = events.name[queued] == slot_format.NO_NAME
     index = queued[~is_dropped]
     of_modules = is_core_event(events)
     of_collectives = is_any(events.kind, _COLLECTIVE_KINDS)
@@ -94,7 +82,7 @@ def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
     reached = np.flatnonzero(events.kind == Kind.DEVICE_REACHED)
     index = np.sort(np.concatenate([queued, reached]))
     is_queued = events.kind[index] == Kind.DEVICE_QUEUED
-    number = np.where(is_queued, events.value[index] & EVENT_NUMBER_MASK, events.name[index])
+    number = np.where(is_queued, events.value[index] & slot_format.EVENT_NUMBER_MASK, events.name[index])
     return pair_by_key(index, is_queued, number)[1][: len(queued)]
 
 
@@ -185,7 +173,7 @@ class RingAnalysis:
     @cached_property
     def has_flops(self) -> bool:
         """Whether operators were counted."""
-        return bool(is_any(self.all_events.kind, FLOP_KINDS).any())
+        return bool(is_any(self.all_events.kind, slot_format.FLOP_KINDS).any())
 
     @cached_property
     def intervals(self) -> Intervals:
@@ -238,8 +226,8 @@ class RingAnalysis:
     def device_clocks(self) -> Mapping[int, ClockMap]:
         """For each device whose clock was read, by the device's index, the host's clock."""
         readings = self.all_events.take(self.all_events.kind == Kind.DEVICE_CLOCK)
-        device, device_ns = readings.value >> DEVICE_TIME_BITS, readings.value & DEVICE_TIME_MASK
-        width_ns = readings.name.astype(np.int64)
+        device, width_ns = readings.value >> slot_format.DEVICE_TIME_BITS, readings.name.astype(np.int64)
+        device_ns = readings.value & slot_format.DEVICE_TIME_MASK
         return {
             int(device[rows[0]]): device_clock(device_ns[rows], readings.time[rows], width_ns[rows])
             for rows in split_by(device)
@@ -281,17 +269,17 @@ class RingAnalysis:
                 number for number, text in enumerate(self.lookup.texts) if parse_range(text) == RangeName(fqn, phase)
             ]
             events = self.all_events.take(np.isin(self.all_events.name, ids))
-            begin, end = pair_by_value(events, *RANGE_KINDS)
+            begin, end = pair_by_value(events, *slot_format.RANGE_KINDS)
             is_whole = (begin >= 0) & (end >= 0)
             return np.asarray(events.time[end[is_whole]] - events.time[begin[is_whole]], np.int64)
-        ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn] or [NO_NAME]
+        ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn] or [slot_format.NO_NAME]
         if phase == "backward":
             name, duration = self._ended_nodes
             return duration[np.isin(name, ids)]
-        is_call = is_any(self.events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))
+        is_call = is_any(self.events.kind, (*slot_format.CALL_ENTER_KINDS, *slot_format.CALL_EXIT_KINDS))
         pairs = pair_calls(self.events.take(np.flatnonzero(is_call & np.isin(self.events.name, ids))))
         is_wanted = (pairs["start_position"] >= 0) & (pairs["end_position"] >= 0)
-        is_wanted &= (pairs["call_key"] & RECOMPUTE_BIT != 0) == (phase == "recompute")
+        is_wanted &= (pairs["call_key"] & slot_format.RECOMPUTE_BIT != 0) == (phase == "recompute")
         duration = pairs["end"][is_wanted] - pairs["start"][is_wanted]
         return np.asarray(duration, np.int64)
 
@@ -303,7 +291,7 @@ class RingAnalysis:
         intervals = build_intervals(events)
         call = attribute_nodes(intervals, events, self.lookup.torch_threads)
         is_ended: BoolArray = intervals.is_node & intervals.has_start & intervals.has_end
-        name = np.where(call >= 0, intervals.name[call], NO_NAME)
+        name = np.where(call >= 0, intervals.name[call], slot_format.NO_NAME)
         return name[is_ended], (intervals.end - intervals.start)[is_ended]
 
 

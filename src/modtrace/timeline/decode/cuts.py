@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..._arrays import INT64_MAX, Int64Array, is_any, order_in_groups
-from ...ring import Events, Kind
-from ...ring.slot_format import (
-    CALL_ENTER_KINDS,
-    CALL_EXIT_KINDS,
-    CALL_INDEX_MASK,
-    FORWARD_THREAD_MASK,
-    FORWARD_THREAD_SHIFT,
-    GREENLET_KINDS,
-    NO_NAME,
-    RECOMPUTE_BIT,
-    SEQUENCE_BITS,
-    SEQUENCE_MASK,
-)
+from ...ring import Events, Kind, slot_format
 from .intervals import segment_pass
 
 if TYPE_CHECKING:
@@ -35,7 +23,7 @@ _WINDOWS = 4
 """Parts of a block; in each, one cut is looked at: the last one at which the fewest calls and passes are open."""
 _PASS, _SEGMENTS, _COLLECTIVE, _FIRST_THREAD = range(4)
 """Columns of numbers. Those of threads are followed by two for each name: of its calls, and of those that run again."""
-_CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
+_CALL_KINDS = (*slot_format.CALL_ENTER_KINDS, *slot_format.CALL_EXIT_KINDS)
 
 
 class _Numbers(NamedTuple):
@@ -47,7 +35,7 @@ class _Numbers(NamedTuple):
 
     def keys(self) -> Int64Array:
         """Return column and number as one number."""
-        return self.column << SEQUENCE_BITS | self.number
+        return self.column << slot_format.SEQUENCE_BITS | self.number
 
 
 class _BlockNumbers(NamedTuple):
@@ -90,12 +78,14 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
         # Each as one number: twice what begins, and one more where it ends.
         edges = [begun.keys() * 2 for begun in block.begun] + [ended.keys() * 2 + 1 for ended in block.ended]
         edge = np.concatenate([is_open, *edges])
-        edge = edge[order_in_groups(edge, SEQUENCE_BITS + 1)]
+        edge = edge[order_in_groups(edge, slot_format.SEQUENCE_BITS + 1)]
         is_open = edge[(np.diff(edge >> 1, append=-1) != 0) & (edge & 1 == 0)]
         lost = edge[(np.diff(edge >> 1, prepend=-1) != 0) & (edge & 1 == 1)] >> 1
-        lost = lost[lost >> SEQUENCE_BITS != _SEGMENTS]  # the end of a pass in which no node of a module ran
-        np.maximum.at(made[0], lost >> SEQUENCE_BITS, lost & SEQUENCE_MASK)
-    np.minimum.at(used[-1], is_open >> SEQUENCE_BITS + 1, is_open >> 1 & SEQUENCE_MASK)
+        lost = lost[
+            lost >> slot_format.SEQUENCE_BITS != _SEGMENTS
+        ]  # the end of a pass in which no node of a module ran
+        np.maximum.at(made[0], lost >> slot_format.SEQUENCE_BITS, lost & slot_format.SEQUENCE_MASK)
+    np.minimum.at(used[-1], is_open >> slot_format.SEQUENCE_BITS + 1, is_open >> 1 & slot_format.SEQUENCE_MASK)
     if is_part:
         np.maximum(made[0], first - 1, out=made[0])
     before = np.maximum.accumulate(made)[:-1]
@@ -106,8 +96,8 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
 
 def count_open(events: Events) -> Int64Array:
     """Return how many calls and passes are open after each event, less those that were open before the first."""
-    begun = np.cumsum(is_any(events.kind, (*CALL_ENTER_KINDS, Kind.PASS_BEGIN)), dtype=np.int64)
-    return begun - np.cumsum(is_any(events.kind, (*CALL_EXIT_KINDS, Kind.PASS_END)))
+    begun = np.cumsum(is_any(events.kind, (*slot_format.CALL_ENTER_KINDS, Kind.PASS_BEGIN)), dtype=np.int64)
+    return begun - np.cumsum(is_any(events.kind, (*slot_format.CALL_EXIT_KINDS, Kind.PASS_END)))
 
 
 def _candidates(events: Events, ends: Int64Array) -> Int64Array:
@@ -123,36 +113,42 @@ def _candidates(events: Events, ends: Int64Array) -> Int64Array:
 def _numbers_of(events: Events, lookup: NameLookup) -> _BlockNumbers:
     value, first_name = events.value, _FIRST_THREAD + len(lookup.threads)
     torch_threads, numbered = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)
-    column_of = np.full(FORWARD_THREAD_MASK + 1, -1)
-    column_of[torch_threads[numbered] & FORWARD_THREAD_MASK] = _FIRST_THREAD + numbered
-    thread_column = np.where(torch_threads >= 0, column_of[torch_threads & FORWARD_THREAD_MASK], -1)
+    column_of = np.full(slot_format.FORWARD_THREAD_MASK + 1, -1)
+    column_of[torch_threads[numbered] & slot_format.FORWARD_THREAD_MASK] = _FIRST_THREAD + numbered
+    thread_column = np.where(torch_threads >= 0, column_of[torch_threads & slot_format.FORWARD_THREAD_MASK], -1)
 
     def find(*kinds: Kind) -> Int64Array:
         return np.flatnonzero(is_any(events.kind, kinds))
 
     def numbers(column: int, *kinds: Kind) -> _Numbers:
         index = find(*kinds)
-        return _Numbers(index, np.full(len(index), column), value[index] & SEQUENCE_MASK)
+        return _Numbers(index, np.full(len(index), column), value[index] & slot_format.SEQUENCE_MASK)
 
     def calls(*kinds: Kind) -> _Numbers:
         index = find(*kinds)
         is_rerun = is_any(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
         column = first_name + 2 * events.name[index].astype(np.int64) + is_rerun
-        return _Numbers(index, column, value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK)
+        return _Numbers(index, column, value[index] >> slot_format.SEQUENCE_BITS & slot_format.CALL_INDEX_MASK)
 
     index = find(Kind.CALL_BACKWARD, Kind.SEGMENT_BEGIN)
-    in_pass = _Numbers(index, np.full(len(index), _SEGMENTS), segment_pass(events.take(index)) & SEQUENCE_MASK)
+    in_pass = _Numbers(
+        index, np.full(len(index), _SEGMENTS), segment_pass(events.take(index)) & slot_format.SEQUENCE_MASK
+    )
     index = find(Kind.CALL_BACKWARD)
     name, key = events.name[index].astype(np.int64), value[index]
-    made_by = np.where(name == NO_NAME, -1, first_name + 2 * name + (key & RECOMPUTE_BIT != 0))
-    called = _Numbers(index, made_by, key & CALL_INDEX_MASK)
+    made_by = np.where(name == slot_format.NO_NAME, -1, first_name + 2 * name + (key & slot_format.RECOMPUTE_BIT != 0))
+    called = _Numbers(index, made_by, key & slot_format.CALL_INDEX_MASK)
     index = find(Kind.NODE_BEGIN, Kind.NODE_END, Kind.SEGMENT_BEGIN)
-    nodes = _Numbers(index, column_of[events.name[index] >> FORWARD_THREAD_SHIFT], value[index] & SEQUENCE_MASK)
+    nodes = _Numbers(
+        index,
+        column_of[events.name[index] >> slot_format.FORWARD_THREAD_SHIFT],
+        value[index] & slot_format.SEQUENCE_MASK,
+    )
     # A thread's counter is the next node's number: the last one made is one less.
-    index = find(*_CALL_KINDS, Kind.GRAPH_BUILT, *GREENLET_KINDS)
-    counted = _Numbers(index, thread_column[events.thread[index]], value[index] & SEQUENCE_MASK)
-    begun = [calls(*CALL_ENTER_KINDS), numbers(_PASS, Kind.PASS_BEGIN), in_pass]
-    ended = [calls(*CALL_EXIT_KINDS), numbers(_PASS, Kind.PASS_END), numbers(_SEGMENTS, Kind.BACKWARD_OVER)]
+    index = find(*_CALL_KINDS, Kind.GRAPH_BUILT, *slot_format.GREENLET_KINDS)
+    counted = _Numbers(index, thread_column[events.thread[index]], value[index] & slot_format.SEQUENCE_MASK)
+    begun = [calls(*slot_format.CALL_ENTER_KINDS), numbers(_PASS, Kind.PASS_BEGIN), in_pass]
+    ended = [calls(*slot_format.CALL_EXIT_KINDS), numbers(_PASS, Kind.PASS_END), numbers(_SEGMENTS, Kind.BACKWARD_OVER)]
     waits = numbers(_COLLECTIVE, Kind.COLLECTIVE_DONE, Kind.WAIT_ENTER, Kind.WAIT_EXIT)
     new = [*begun, numbers(_COLLECTIVE, Kind.COLLECTIVE_ENTER)]
     return _BlockNumbers(

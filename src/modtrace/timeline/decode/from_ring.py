@@ -15,25 +15,8 @@ from ..._arrays import AnyArray, Int64Array, Numbering, split_by
 from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ...ring.file_format import parse_object
 from ...ring.slot_format import SEQUENCE_MASK, SYNC_PREFIX
-from ..contents import (
-    BACKWARD_PASSES,
-    COMPILED,
-    COUNTED,
-    MEMORY,
-    MISSING_BYTES,
-    OPEN_AT_END,
-    OPTIMIZERS,
-    PASSES,
-    STEP_NOTES,
-    STEPS_END_WITH,
-    UNSAVED,
-    WHOLE_RUN,
-    CounterSeries,
-    Mark,
-    Process,
-    Stats,
-    Track,
-)
+from .. import contents
+from ..contents import CounterSeries, Mark, Process, Stats, Track
 from ..join import with_slices
 from ..memory import peaks_of
 from ..metadata import OPTIMIZER_NOTES, SHAPE_OF_STEP_NOTES, fit, fit_metadata
@@ -98,15 +81,19 @@ def assemble_timeline(
         counters=counters,
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata=fit_metadata({key: v for key, v in snapshot.metadata.items() if key not in ("host", FIRST_STEP)})
-        | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, modules.spans)}
+        | {contents.WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, modules.spans)}
         | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
-        | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
-        | ({COUNTED: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
-        | ({COMPILED: lookup.graphs} if lookup.graphs else {})
-        | ({MEMORY: memory.to_dict()} if memory is not None else {})
-        | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
-        | ({OPTIMIZERS: optimizers} if (optimizers := fit(_noted(snapshot, "optimizer"), OPTIMIZER_NOTES, [])) else {})
-        | ({STEP_NOTES: notes} if (notes := _step_notes(snapshot)) else {}),
+        | ({contents.MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
+        | ({contents.COUNTED: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
+        | ({contents.COMPILED: lookup.graphs} if lookup.graphs else {})
+        | ({contents.MEMORY: memory.to_dict()} if memory is not None else {})
+        | ({contents.STEPS_END_WITH: contents.BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
+        | (
+            {contents.OPTIMIZERS: optimizers}
+            if (optimizers := fit(_noted(snapshot, "optimizer"), OPTIMIZER_NOTES, []))
+            else {}
+        )
+        | ({contents.STEP_NOTES: notes} if (notes := _step_notes(snapshot)) else {}),
         groups=[*lookup.groups.values()],
     )
     timeline = add_device_spans(timeline, analysis)
@@ -151,7 +138,7 @@ def describe_open(
     snapshot = analysis.snapshot
     if snapshot.missing_bytes or any(record["kind"] == "stop" for record in snapshot.records):
         return {}
-    lost: dict[str, object] = {UNSAVED: snapshot.unsaved} if snapshot.unsaved else {}
+    lost: dict[str, object] = {contents.UNSAVED: snapshot.unsaved} if snapshot.unsaved else {}
     stacks = [stack for stack in analysis.open_stacks if stack.calls]
     if not stacks:
         return lost
@@ -164,7 +151,7 @@ def describe_open(
     seconds = (end_ns - call.since_ns) / 1e9
     usual_seconds = None if usual_ns is None else usual_ns / 1e9
     place = {"thread": stack.thread, "place": call.place, "seconds": seconds, "usual_seconds": usual_seconds}
-    return {**lost, OPEN_AT_END: place}
+    return {**lost, contents.OPEN_AT_END: place}
 
 
 def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Mark]:
@@ -199,7 +186,10 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
         step=analysis.steps_before(np.maximum(2 * begin + 1, 0)),
         complete=(begin >= 0) & (end >= 0) & (until == end_ns),
     )
-    return [*tracks, *(Track(PASSES, name, tid, process) for name, tid in map(threads.__getitem__, first_seen))], rows
+    return [
+        *tracks,
+        *(Track(contents.PASSES, name, tid, process) for name, tid in map(threads.__getitem__, first_seen)),
+    ], rows
 
 
 Samples = tuple[Int64Array, Int64Array]

@@ -22,28 +22,8 @@ from ..._arrays import (
     order_in_groups,
 )
 from ..._interrupts import cached_property
-from ...ring.slot_format import (
-    ABANDONED_BIT,
-    CALL_ENTER_KINDS,
-    CALL_EXIT_KINDS,
-    CALL_INDEX_BITS,
-    CALL_INDEX_MASK,
-    CALL_KEY_BITS,
-    CALL_KEY_MASK,
-    COMMUNICATION_KINDS,
-    DEVICE_KINDS,
-    FLOP_KINDS,
-    FORWARD_THREAD_SHIFT,
-    GRAPH_TASK_MASK,
-    MEMORY_KINDS,
-    NO_NAME,
-    RANGE_KINDS,
-    RECOMPUTE_BIT,
-    SEQUENCE_BITS,
-    SEQUENCE_MASK,
-    Events,
-    Kind,
-)
+from ...ring import slot_format
+from ...ring.slot_format import Events, Kind
 from ..nesting import clip_and_nest, find_parents
 
 _IntervalColumns = dict[str, AnyArray]
@@ -109,7 +89,7 @@ class Intervals:
     @property
     def is_recompute(self) -> BoolArray:
         """True for calls that a checkpoint runs again."""
-        recompute: BoolArray = ~self.is_node & (self.call_key & RECOMPUTE_BIT != 0)
+        recompute: BoolArray = ~self.is_node & (self.call_key & slot_format.RECOMPUTE_BIT != 0)
         return recompute
 
     @cached_property
@@ -193,7 +173,14 @@ def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
 
 def is_core_event(events: Events) -> BoolArray:
     """Return which events are of modules, nodes, steps and marks, not of counters or other kinds of slices."""
-    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, *MEMORY_KINDS, Kind.COLLECTION)
+    others = (
+        *slot_format.COMMUNICATION_KINDS,
+        *slot_format.DEVICE_KINDS,
+        *slot_format.RANGE_KINDS,
+        *slot_format.FLOP_KINDS,
+        *slot_format.MEMORY_KINDS,
+        Kind.COLLECTION,
+    )
     return ~is_any(events.kind, others)
 
 
@@ -230,18 +217,18 @@ def _paired(events: Events, first: SignedIntArray, last: SignedIntArray, **colum
 
 def pair_calls(events: Events) -> _IntervalColumns:
     """Pair enters and exits by name and key."""
-    is_enter = is_any(events.kind, CALL_ENTER_KINDS)
-    index = np.flatnonzero(is_enter | is_any(events.kind, CALL_EXIT_KINDS))
-    first, last = pair_by_key(index, is_enter[index], call_ids(events, index), CALL_KEY_BITS)
+    is_enter = is_any(events.kind, slot_format.CALL_ENTER_KINDS)
+    index = np.flatnonzero(is_enter | is_any(events.kind, slot_format.CALL_EXIT_KINDS))
+    first, last = pair_by_key(index, is_enter[index], call_ids(events, index), slot_format.CALL_KEY_BITS)
     known = np.where(first >= 0, first, last)
-    sequence = events.value & SEQUENCE_MASK
+    sequence = events.value & slot_format.SEQUENCE_MASK
     return _paired(
         events,
         first,
         last,
         is_node=False,
         name=events.name[known].astype(np.int64),
-        call_key=call_ids(events, known) & CALL_KEY_MASK,
+        call_key=call_ids(events, known) & slot_format.CALL_KEY_MASK,
         sequence=np.where(first >= 0, sequence[first], -1),
         exit_sequence=np.where(last >= 0, sequence[last], -1),
     )
@@ -249,10 +236,10 @@ def pair_calls(events: Events) -> _IntervalColumns:
 
 def call_ids(events: Events, index: SignedIntArray) -> Int64Array:
     """Return for each enter or exit one number that only the enter and the exit of one call share."""
-    call_index = events.value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK
+    call_index = events.value[index] >> slot_format.SEQUENCE_BITS & slot_format.CALL_INDEX_MASK
     recompute = is_any(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
     name = events.name[index].astype(np.int64)
-    return name << CALL_KEY_BITS | recompute.astype(np.int64) << CALL_INDEX_BITS | call_index
+    return name << slot_format.CALL_KEY_BITS | recompute.astype(np.int64) << slot_format.CALL_INDEX_BITS | call_index
 
 
 def _pair_nodes(events: Events) -> _IntervalColumns:
@@ -270,11 +257,11 @@ def _pair_nodes(events: Events) -> _IntervalColumns:
         last,
         end=_extended_to_next(events, last),
         is_node=True,
-        name=NO_NAME,
+        name=slot_format.NO_NAME,
         call_key=-1,
         sequence=events.value[np.where(first >= 0, first, last)],
-        forward_thread=name >> FORWARD_THREAD_SHIFT,
-        backward_pass=name & GRAPH_TASK_MASK,
+        forward_thread=name >> slot_format.FORWARD_THREAD_SHIFT,
+        backward_pass=name & slot_format.GRAPH_TASK_MASK,
     )
 
 
@@ -352,7 +339,7 @@ def _extended_to_next(events: Events, last: Int64Array) -> Int64Array:
         (before[extends] >= 0)
         & (events.kind[target] == Kind.NODE_END)
         & (events.thread[target] == events.thread[source])
-        & (events.name[target] & GRAPH_TASK_MASK == events.name[source] & GRAPH_TASK_MASK)
+        & (events.name[target] & slot_format.GRAPH_TASK_MASK == events.name[source] & slot_format.GRAPH_TASK_MASK)
     )
     begins = events.kind[source] == Kind.NODE_BEGIN
     fits[begins] &= ~_runs_elsewhere(events, target[begins], source[begins])
@@ -363,7 +350,7 @@ def _extended_to_next(events: Events, last: Int64Array) -> Int64Array:
 
 def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) -> BoolArray:
     """Return for each gap between nodes of a thread whether one of their graph task runs in it on another thread."""
-    task = events.name.astype(np.int64) & GRAPH_TASK_MASK
+    task = events.name.astype(np.int64) & slot_format.GRAPH_TASK_MASK
     task_and_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
     anywhere, here = (_count_running(events, group, gap_start, gap_end) for group in (task, task_and_thread))
     return np.asarray(anywhere > here, np.bool_)
@@ -390,7 +377,7 @@ def _pair_segments(events: Events) -> _IntervalColumns:
     has_next = np.zeros(len(index), np.bool_)
     has_next[:-1] = (np.diff(pass_id) == 0) & (np.diff(thread) == 0)
     pass_end = np.flatnonzero(events.kind == Kind.BACKWARD_OVER)
-    last_event = np.append(pass_end, -1)[find_key(events.value[pass_end] & ~ABANDONED_BIT, pass_id)]
+    last_event = np.append(pass_end, -1)[find_key(events.value[pass_end] & ~slot_format.ABANDONED_BIT, pass_id)]
     pass_ended = last_event >= 0
     next_event = np.roll(index, -1)
     end_position = np.where(has_next, 2 * next_event, np.where(pass_ended, 2 * last_event + 1, -1))
@@ -398,7 +385,9 @@ def _pair_segments(events: Events) -> _IntervalColumns:
     has_sequence = events.kind[index] == Kind.SEGMENT_BEGIN
     name, value = events.name[index].astype(np.int64), events.value[index]
     # In a damaged file the end of a pass can come before its segments.
-    end_unknown = pass_ended & ~has_next & (last_event > index) & (events.value[last_event] & ABANDONED_BIT != 0)
+    end_unknown = (
+        pass_ended & ~has_next & (last_event > index) & (events.value[last_event] & slot_format.ABANDONED_BIT != 0)
+    )
     for segment in np.flatnonzero(end_unknown):
         # Nothing says when the pass failed; it ran at least until the last event of this thread before that was seen.
         before = np.flatnonzero(events.thread[: last_event[segment]] == thread[segment])[-1]
@@ -412,10 +401,10 @@ def _pair_segments(events: Events) -> _IntervalColumns:
         start=events.time[index],
         end=end,
         is_node=True,
-        name=np.where(has_sequence, NO_NAME, name),
-        call_key=np.where(has_sequence, -1, value & CALL_KEY_MASK),
-        sequence=np.where(has_sequence, value & SEQUENCE_MASK, -1),
-        forward_thread=np.where(has_sequence, name >> FORWARD_THREAD_SHIFT, -1),
+        name=np.where(has_sequence, slot_format.NO_NAME, name),
+        call_key=np.where(has_sequence, -1, value & slot_format.CALL_KEY_MASK),
+        sequence=np.where(has_sequence, value & slot_format.SEQUENCE_MASK, -1),
+        forward_thread=np.where(has_sequence, name >> slot_format.FORWARD_THREAD_SHIFT, -1),
         # Our own numbers of passes and torch's of graph tasks count apart.
         backward_pass=np.where(has_sequence, -2 - pass_id, pass_id),
     )
@@ -424,5 +413,7 @@ def _pair_segments(events: Events) -> _IntervalColumns:
 def segment_pass(events: Events) -> Int64Array:
     """Return for each event that begins a segment its graph task or pass, as a `BACKWARD_OVER` names it."""
     return np.asarray(
-        events.value >> np.where(events.kind == Kind.SEGMENT_BEGIN, SEQUENCE_BITS, CALL_KEY_BITS), np.int64
+        events.value
+        >> np.where(events.kind == Kind.SEGMENT_BEGIN, slot_format.SEQUENCE_BITS, slot_format.CALL_KEY_BITS),
+        np.int64,
     )

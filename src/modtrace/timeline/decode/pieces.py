@@ -19,16 +19,8 @@ import numpy as np
 
 from ..._arrays import INT64_MAX, AnyArray, BoolArray, Int64Array, Numbering, is_any
 from ..._interrupts import cached_property
-from ...ring import Events, Kind, RingSnapshot
+from ...ring import Events, Kind, RingSnapshot, slot_format
 from ...ring.read_file import SlotSnapshot
-from ...ring.slot_format import (
-    CALL_ENTER_KINDS,
-    CALL_EXIT_KINDS,
-    COMMUNICATION_KINDS,
-    DEVICE_KINDS,
-    GREENLET_KINDS,
-    RANGE_KINDS,
-)
 from ..contents import COUNTED, WHOLE_RUN, Stats
 from ..join import put_modules_before
 from ..slices import Args, append_to, join_args
@@ -54,12 +46,12 @@ from .open_calls import OpenCall
 PIECE_EVENTS = 1 << 18
 """Events of a piece, at most if a cut allows it; a ring with at most four times as many is one piece, as by default."""
 PIECE_KINDS = (
-    *(*CALL_ENTER_KINDS, *CALL_EXIT_KINDS, *GREENLET_KINDS),
+    *(*slot_format.CALL_ENTER_KINDS, *slot_format.CALL_EXIT_KINDS, *slot_format.GREENLET_KINDS),
     *(Kind.NODE_BEGIN, Kind.NODE_END, Kind.GRAPH_BUILT, Kind.CALL_BACKWARD),
     *(Kind.BACKWARD_OVER, Kind.SHAPES, Kind.ACCUMULATE_END, Kind.SEGMENT_BEGIN, Kind.COUNTER),
 )
 """Events of which only the spans of modules, and samples, are made: nearly all events of a ring."""
-WHOLE_KINDS = DEVICE_KINDS
+WHOLE_KINDS = slot_format.DEVICE_KINDS
 """A ring that has any of these is not cut: such an event can be about any other."""
 
 _BLOCKS_HELD = 4
@@ -124,7 +116,9 @@ class RingPieces:
             self._torn += piece.snapshot.slots.torn
             samples.append(samples_at_moments(piece.all_events, self.others.lookup))
             if self._first_call == INT64_MAX:
-                called = piece.all_events.serial[is_any(piece.all_events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
+                called = piece.all_events.serial[
+                    is_any(piece.all_events.kind, (*slot_format.CALL_ENTER_KINDS, *slot_format.CALL_EXIT_KINDS))
+                ]
                 self._first_call = int(called.min(initial=INT64_MAX))
             yield piece.all_events
 
@@ -136,7 +130,7 @@ class RingPieces:
     @property
     def is_joined_to_write(self) -> bool:
         """Whether arrows lead from modules to collectives, so that a written trace needs all pieces together."""
-        return bool(self.cuts) and bool(is_any(self.others.all_events.kind, COMMUNICATION_KINDS).any())
+        return bool(self.cuts) and bool(is_any(self.others.all_events.kind, slot_format.COMMUNICATION_KINDS).any())
 
     @property
     def is_single(self) -> bool:
@@ -187,7 +181,7 @@ class RingPieces:
         """The call or range that the process died in, or is in for long: a call of the last piece, a range of any."""
         *_, (begin, end) = self._bounds()
         piece, before = self._piece(begin, end), self.others.all_events
-        ranges = before.take((before.serial < begin) & is_any(before.kind, RANGE_KINDS))
+        ranges = before.take((before.serial < begin) & is_any(before.kind, slot_format.RANGE_KINDS))
         last = RingAnalysis(with_events(piece.snapshot, [ranges, piece.all_events]))
         return describe_open(last, self._parts_with)
 
@@ -232,7 +226,7 @@ class RingPieces:
     def _ranges(self) -> tuple[tuple[Int64Array, Int64Array], Int64Array, Int64Array]:
         """The indexes of the begins and ends of ranges among all events, -1 if there is none, and when these were."""
         events = self.others.all_events
-        pair = pair_by_value(events, *RANGE_KINDS)
+        pair = pair_by_value(events, *slot_format.RANGE_KINDS)
         begun, ended = (
             np.where(rows >= 0, events.serial[rows], other) for rows, other in zip(pair, (-1, INT64_MAX), strict=True)
         )

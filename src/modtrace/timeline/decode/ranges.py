@@ -10,22 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, begins_run, is_any, stack_parts
-from ...ring import Kind
+from ...ring import Kind, slot_format
 from ...ring.event_text import EVAL, TRAIN, parse_collective, parse_range
-from ...ring.slot_format import (
-    AUTOMATIC_BIT,
-    COLLECTED_BITS,
-    COLLECTED_MASK,
-    COMMUNICATION_KINDS,
-    GENERATION_BITS,
-    GENERATION_MASK,
-    NO_NAME,
-    NOT_AWAITED_BIT,
-    RANGE_KINDS,
-    REQUESTED_BIT,
-    SEQUENCE_MASK,
-    Events,
-)
+from ...ring.slot_format import Events
 from ..collectives import collective_args
 from ..contents import COMMUNICATION, RANGES, WITHOUT_GRADIENTS, Process, Track, range_name
 from ..nesting import clip_and_nest
@@ -54,7 +41,7 @@ _COUNTER_BITS = 39
 
 def is_communication(events: Events) -> BoolArray:
     """Return which events are of torch.distributed."""
-    return is_any(events.kind, COMMUNICATION_KINDS)
+    return is_any(events.kind, slot_format.COMMUNICATION_KINDS)
 
 
 def build_collectives(analysis: RingAnalysis, tracks: Sequence[Track], process: Process) -> tuple[list[Track], Slices]:
@@ -69,7 +56,9 @@ def build_collectives(analysis: RingAnalysis, tracks: Sequence[Track], process: 
     begin, end, complete = begin[order], end[order], complete[order]
     is_wait = events.kind[begin] == Kind.WAIT_ENTER
     counter = np.where(events.value[begin] < 1 << _COUNTER_BITS, np.maximum(events.value[begin], -1), -1)
-    text_ids, name = np.unique(np.where(events.name[begin] == NO_NAME, -1, events.name[begin]), return_inverse=True)
+    text_ids, name = np.unique(
+        np.where(events.name[begin] == slot_format.NO_NAME, -1, events.name[begin]), return_inverse=True
+    )
     names = [parse_collective(lookup.texts[number]) for number in text_ids.tolist() if number >= 0]
     name = name - (len(text_ids) - len(names))
     # Up to 100 ms pass between the end of the work and the question whether it is done. The stream's event has the end.
@@ -77,7 +66,7 @@ def build_collectives(analysis: RingAnalysis, tracks: Sequence[Track], process: 
     done_on_host = _find_done(events, index[~calls], begin, is_wait)
     done = np.where(on_device, _find_done_on_device(analysis, begin, end, is_wait), done_on_host)
     exit_value = np.where(complete & ~is_wait, events.value[end], 0)
-    nbytes = np.where(exit_value > 0, exit_value & (NOT_AWAITED_BIT - 1), 0)
+    nbytes = np.where(exit_value > 0, exit_value & (slot_format.NOT_AWAITED_BIT - 1), 0)
     threads, thread = np.unique(events.thread[begin], return_inverse=True)
     rows = Slices.of_kind(
         np.where(is_wait, WAIT, COLLECTIVE),
@@ -171,7 +160,7 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
         np.clip((rows[f"{edge}_position"][roots] - 1) // 2, 0, len(events) - 1) for edge in ("start", "end")
     )
     in_eval_mode = events.kind[enter] == Kind.EVAL_ENTER
-    made_none = (events.value[enter] ^ events.value[leave]) & SEQUENCE_MASK == 0
+    made_none = (events.value[enter] ^ events.value[leave]) & slot_format.SEQUENCE_MASK == 0
     step = analysis.steps_before(rows["start_position"][roots])
     fqns = np.unique([name.fqn for name in analysis.lookup.names] or [""], return_inverse=True)[1]
     fqn, is_backward = fqns[rows["name"]], rows["phase"] == BACKWARD
@@ -243,7 +232,7 @@ def add_ranges(
 ) -> tuple[Timeline, Slices]:
     """Return the timeline with the names and the tracks of ranges and garbage collections, and these slices."""
     events, clock, lookup = analysis.all_events, analysis.clock, analysis.lookup
-    begin, end = pair_by_value(events, *RANGE_KINDS)
+    begin, end = pair_by_value(events, *slot_format.RANGE_KINDS)
     is_whole, either = (begin >= 0) & (end >= 0), np.where(begin >= 0, begin, end)
     position = np.where(begin >= 0, analysis.positions_between(events.serial[either]), -1)
     begin_ns = np.where(begin >= 0, events.time[begin], analysis.extent[0])
@@ -329,10 +318,15 @@ def _collections(events: Events) -> tuple[Int64Array, Int64Array, dict[str, Int6
     """Return the positions of garbage collections, when each began, and its args; in the order of their begins."""
     collections = np.flatnonzero(events.kind == Kind.COLLECTION)
     value = np.maximum(events.value[collections], 0)
-    begin = events.time[collections] - ((value & REQUESTED_BIT - 1) >> COLLECTED_BITS + GENERATION_BITS)
+    begin = events.time[collections] - (
+        (value & slot_format.REQUESTED_BIT - 1) >> slot_format.COLLECTED_BITS + slot_format.GENERATION_BITS
+    )
     order = np.lexsort((-events.time[collections], begin))
-    generation, collected = value[order] & GENERATION_MASK, value[order] >> GENERATION_BITS & COLLECTED_MASK
-    trigger = np.where(value[order] & REQUESTED_BIT, 2, value[order] & AUTOMATIC_BIT > 0)
+    generation, collected = (
+        value[order] & slot_format.GENERATION_MASK,
+        value[order] >> slot_format.GENERATION_BITS & slot_format.COLLECTED_MASK,
+    )
+    trigger = np.where(value[order] & slot_format.REQUESTED_BIT, 2, value[order] & slot_format.AUTOMATIC_BIT > 0)
     return (
         collections[order],
         begin[order],

@@ -40,14 +40,7 @@ from ..slices import (
     Slices,
 )
 from ..step_pieces import backward_starts
-from .step_bounds import (
-    GENERATE,
-    OPTIMIZER,
-    StepBounds,
-    ThreadLine,
-    find_step_bounds,
-    once_per_timeline,
-)
+from .step_bounds import GENERATE, OPTIMIZER, StepBounds, ThreadLine, find_step_bounds, once_per_timeline
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

@@ -27,18 +27,9 @@ from ..._arrays import (
     split_by,
 )
 from ..._errors import ModtraceError
+from .. import select
 from ..contents import FIRST_CALLED
 from ..nesting import shift_apart
-from ..select import (
-    begun_in,
-    first_ended_step,
-    first_process_tracks,
-    forward_calls,
-    on_gpu,
-    outermost_calls,
-    step_interval,
-    steps,
-)
 from ..slices import BACKWARD, BACKWARD_PASS, MODULE, RANGE
 from ..step_pieces import find_step_begins, trained_modules
 
@@ -59,7 +50,7 @@ class ThreadLine:
         """Make room for all that the threads did, and for their steps; those of the process are steps of each."""
         slices, tracks = timeline.slices, timeline.tracks
         tid = np.array([track.tid for track in tracks], np.int64)
-        own = first_process_tracks(timeline) & [track.device is None for track in tracks]
+        own = select.first_process_tracks(timeline) & [track.device is None for track in tracks]
         self.tids = distinct(tid[own])
         self.of_track = np.where(own, np.searchsorted(self.tids, tid), -1)
         self._shift, self._begin, self.slices = np.zeros(1, np.int64), np.full(1, INT64_MIN), slices
@@ -211,7 +202,7 @@ class StepBounds(NamedTuple):
 
     def of_spans(self, timeline: Timeline) -> Int64Array:
         """Return the number of the step that each span belongs to; -1 for none. Work of a GPU belongs to its call."""
-        columns, on_stream = timeline.columns, on_gpu(timeline)
+        columns, on_stream = timeline.columns, select.on_gpu(timeline)
         if self.step_by == OPTIMIZER:
             starts = np.append(self.start, -INT64_MAX)
             is_before = columns.start < starts[np.searchsorted(self.end, columns.start, side="right")]
@@ -240,13 +231,13 @@ def take_steps(
     """Return what began in some steps; see `Timeline.steps`."""
     bounds = find_step_bounds(timeline, step_by)
     if bounds.step_by == OPTIMIZER:
-        chosen = steps(timeline, first, last)
+        chosen = select.steps(timeline, first, last)
         is_known = timeline.begin_ns is None or timeline.trained is not None
         low = int(chosen.slices.step.min(initial=INT64_MAX))
         return replace(chosen, trained=trained_modules(timeline, low) if is_known else None)
-    low, high = step_interval(first, last, int(bounds.number[-1]) + 1)
+    low, high = select.step_interval(first, last, int(bounds.number[-1]) + 1)
     called = bounds.take(np.flatnonzero((bounds.number >= low) & (bounds.number < high)))
-    part = begun_in(timeline, int(called.start.min(initial=INT64_MAX)), int(called.end.max(initial=-INT64_MAX)))
+    part = select.begun_in(timeline, int(called.start.min(initial=INT64_MAX)), int(called.end.max(initial=-INT64_MAX)))
     return replace(part, metadata={**part.metadata, FIRST_CALLED: {bounds.step_by: max(low, int(bounds.number[0]))}})
 
 
@@ -255,7 +246,7 @@ def _trains(timeline: Timeline) -> bool:
     slices = timeline.slices
     is_backward = (slices.kind == BACKWARD_PASS) | (slices.kind == MODULE) & (slices.phase == BACKWARD)
     marked = timeline.begin_ns is not None or len(timeline.step_ends) > 0
-    return marked or bool(is_backward.any()) or not len(outermost_calls(timeline))
+    return marked or bool(is_backward.any()) or not len(select.outermost_calls(timeline))
 
 
 def _marked_steps(timeline: Timeline) -> StepBounds:
@@ -265,12 +256,12 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     ends ends with its last span or range. A step in which no span begins is left out.
     """
     columns = timeline.columns
-    own = np.flatnonzero(first_process_tracks(timeline)[columns.track])
+    own = np.flatnonzero(select.first_process_tracks(timeline)[columns.track])
     if not len(own):
         return NO_STEPS
     starts, last_end = columns.start[own], int(columns.end[own].max())
     marks = timeline.step_ends
-    first_step = first_ended_step(timeline)
+    first_step = select.first_ended_step(timeline)
     range_starts, range_ends = _range_edges(timeline)
     first_start = timeline.begin_ns
     if first_start is None:
@@ -291,7 +282,7 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
 
 def _edges(timeline: Timeline) -> Int64Array:
     """Return when the first process did something first, or the first of chosen steps began; its marks; its end."""
-    own = np.flatnonzero(first_process_tracks(timeline)[timeline.slices.track])
+    own = np.flatnonzero(select.first_process_tracks(timeline)[timeline.slices.track])
     begin = int(timeline.slices.start[own].min(initial=INT64_MAX)) if timeline.begin_ns is None else timeline.begin_ns
     marks = timeline.step_ends
     return np.array([begin, *marks, timeline.slices.end[own].max(initial=marks.max(initial=begin))])
@@ -300,18 +291,18 @@ def _edges(timeline: Timeline) -> Int64Array:
 def _range_edges(timeline: Timeline) -> tuple[list[int], list[int]]:
     """Return when ranges of the first process began first and ended last; empty lists if it has none."""
     slices, rows = timeline.slices, timeline.slices.block_of(RANGE)
-    own = rows.start + np.flatnonzero(first_process_tracks(timeline)[slices.track[rows]])
+    own = rows.start + np.flatnonzero(select.first_process_tracks(timeline)[slices.track[rows]])
     return slices.start[own[:1]].tolist(), [int(slices.end[own].max())] if len(own) else []
 
 
 def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     """Return the steps that are calls or ranges; one in another counts to that."""
     slices, names = timeline.slices, timeline.names
-    calls = forward_calls(timeline)
-    ranges = np.flatnonzero((slices.kind == RANGE) & first_process_tracks(timeline)[slices.track])
+    calls = select.forward_calls(timeline)
+    ranges = np.flatnonzero((slices.kind == RANGE) & select.first_process_tracks(timeline)[slices.track])
     if step_by == CALL:
         generated = _named(timeline, ranges, [name.category == GENERATE for name in names])
-        rows = np.append(outermost_calls(timeline), generated)
+        rows = np.append(select.outermost_calls(timeline), generated)
     elif step_by.startswith(_RANGE):
         rows = _named(timeline, ranges, [name.label == step_by.removeprefix(_RANGE) for name in names])
     else:
