@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.timeline import RingAnalysis
-from modtrace.timeline.decode.memory import HeldMemory, held_memory
+from modtrace.timeline.decode.held_memory import HeldMemory, held_memory
 from tests.support.forked_python import run_forked
 from tests.support.memory_culprits import (
     TOO_MANY,

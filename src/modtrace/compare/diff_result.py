@@ -34,7 +34,7 @@ from ..timeline.summary.findings import findings_lines
 from ..timeline.summary.overview import shortened
 from ..write import write
 from ..write.html import write_html
-from .findings import CAUSES, TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
+from .change_findings import CAUSES, TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
 from .noise import MIN_MODULES
 from .regions import REGION_COLUMNS, RegionChange, region_changes
 from .run_times import names_around

@@ -14,9 +14,9 @@ from ..ring.event_text import ANY_SOURCE, MESSAGES, CollectiveName, parse_collec
 from ..ring.slot_format import CALL_ENTER_KINDS, NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from ..timeline.contents import process_label, unsaved_sentence
-from ..timeline.decode.memory import held_memory
+from ..timeline.decode.held_memory import held_memory
 from ..timeline.decode.open_calls import HUNG_WITHOUT_HISTORY_NS, lasts_too_long
-from ..timeline.decode.ranges import is_communication
+from ..timeline.decode.range_slices import is_communication
 from ..timeline.memory import format_bytes
 from .streams import StreamState, stream_states
 

@@ -39,11 +39,11 @@ from ..timeline import Timeline
 from .analysis import RingAnalysis, event_before, usual_duration
 from .attribution import count_outside_runs
 from .device_spans import add_device_spans
-from .flops import CountedCalls, describe_counted, find_flops
+from .held_memory import HeldMemory, held_memory
 from .intervals import find_key
-from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
-from .ranges import Evaluations, add_ranges, build_collectives, find_evaluations
+from .range_slices import Evaluations, add_ranges, build_collectives, find_evaluations
+from .span_costs import CountedCalls, describe_counted, find_flops
 from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
 
 

@@ -28,7 +28,6 @@ from ..step_pieces import trained_modules
 from ..timeline import Timeline
 from .analysis import MAX_BACKWARD_EVENTS, RingAnalysis
 from .cuts import find_cuts
-from .flops import CountedCalls, counted_serials, describe_counted, note_counted
 from .from_ring import (
     ModuleSpans,
     Samples,
@@ -39,9 +38,10 @@ from .from_ring import (
     describe_whole_run,
     join_modules,
 )
+from .held_memory import HeldMemory, held_memory, samples_at_moments
 from .intervals import pair_by_value
-from .memory import HeldMemory, held_memory, samples_at_moments
 from .open_calls import OpenCall
+from .span_costs import CountedCalls, counted_serials, describe_counted, note_counted
 
 PIECE_EVENTS = 1 << 18
 """Events of a piece, at most if a cut allows it; a ring with at most four times as many is one piece, as by default."""
