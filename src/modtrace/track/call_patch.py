@@ -49,13 +49,14 @@ class Wrapper:
         self.observer: Any = None  # receives the calls; None makes the wrapper inactive
 
 
-def as_method(found: Any) -> Callable[..., Any]:
-    """Return a function that calls what a class holds as Python does: what `__get__` binds to the object, if it can."""
-    if isinstance(found, FunctionType):
-        return found
-    if not hasattr(type(found), "__get__"):
-        return lambda _module, *args, **kwargs: found(*args, **kwargs)
-    return lambda module, *args, **kwargs: type(found).__get__(found, module, type(module))(*args, **kwargs)
+def as_method(attribute: Any) -> Callable[..., Any]:
+    """Return a function that calls an attribute of a class as Python does: bound to the object, if it can be."""
+    if isinstance(attribute, FunctionType):
+        return attribute
+    bind = getattr(type(attribute), "__get__", None)
+    if bind is None:
+        return lambda _module, *args, **kwargs: attribute(*args, **kwargs)
+    return lambda module, *args, **kwargs: bind(attribute, module, type(module))(*args, **kwargs)
 
 
 def _name_as(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
@@ -122,10 +123,10 @@ class PatchTarget:
         """Have torch.compile know a module's call where only wrappers of ours are around it: it skips to `forward`."""
         dynamo = vars(sys.modules[_DYNAMO])
         # What it was imported with, which may be a wrapper of the user's.
-        known = self.below_ours(dynamo.get(_KNOWN_CALL))
+        imported = self.below_ours(dynamo.get(_KNOWN_CALL))
         function = self._function()
-        if known is not None:
-            dynamo[_KNOWN_CALL] = function if self.below_ours(function) is known else known
+        if imported is not None:
+            dynamo[_KNOWN_CALL] = function if self.below_ours(function) is imported else imported
 
     def below_ours(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
         """Return what is below the wrappers of ours around a function, if any are."""

@@ -9,7 +9,7 @@ first call is noted that follows the making of a node, where no graph is made.
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointFunction
 
+from .event_sink import current_graph_task, current_node
 from .unseen import skip_all, tensors_in, unseen_by_modes
 
 _MAX_NOTES = 4096
@@ -26,9 +27,6 @@ _TORCH_FILE = CheckpointFunction.backward.__code__.co_filename
 _RUNS_AGAIN = ("backward", "unpack_hook")
 """The functions of that file that run a forward again: of the reentrant kind, and of the other."""
 _ENGINE_RUNS = "_engine_run_backward"
-
-_current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 _Note = tuple[Any, ...]
 
@@ -59,11 +57,11 @@ class CheckpointReruns:
         """Whether a checkpoint makes this call, which is inside a graph task and in no other call there."""
         if _is_torch_checkpoint(sys._getframe(1)):
             return True
-        node = _current_node()
+        node = current_node()
         if not isinstance(node, torch._C._FunctionBase):
             return False
         sequence: int = node._sequence_nr()
-        run = (_current_graph_task(), sequence)
+        run = (current_graph_task(), sequence)
         if getattr(self._local, "run", None) == run:
             return True
         if _note_of(module, inputs, sequence + 1)[0] not in self._notes:

@@ -1,4 +1,4 @@
-"""What AOTAutograd made of a captured graph: how many nodes of which module, forward and backward, and their FLOPs.
+"""The graphs that AOTAutograd makes of a captured one: how many nodes of which module, and their FLOPs.
 
 torch passes each graph to its compiler as the first argument of a function, which is where we read it, once, as it is.
 Its nodes say of which module they are, those of a backward graph also of which forward module. What a backward graph
@@ -35,7 +35,7 @@ _UNKNOWN = -1
 
 
 class GraphWork(NamedTuple):
-    """What is known of a graph."""
+    """A captured graph: the work of each module in it, and its kernels."""
 
     graph: str = ""  # dynamo's number of it (`0/1`: of the first frame, compiled for the second time)
     # By module its nodes in forward, backward and recompute, and the FLOPs of these, -1 where they are not known: each
@@ -46,7 +46,7 @@ class GraphWork(NamedTuple):
 
 
 class _Thread:
-    """What one thread compiles: the work of each module in the graph that was captured last; None if there is none."""
+    """The work of each module in the graph that one thread compiles; None if it compiles none."""
 
     work: dict[InnerModule, list[int]] | None = None
 
@@ -57,15 +57,15 @@ _threads = PerGreenlet(_Thread)
 def read_graphs(captured: Any, compile_captured: Callable[[], Any]) -> tuple[Any, GraphWork]:
     """Call what compiles a captured graph. Returns what that returns, and what AOTAutograd made of the graph."""
     thread, cached = _threads.get(), _cache_hits()
-    around, thread.work = thread.work, {}
+    outer_work, thread.work = thread.work, {}
     kernels = note_kernels(captured)
     try:
         compiled = compile_captured()
         work = tuple((module, tuple(counts)) for module, counts in thread.work.items())
     finally:
-        thread.work = around
-    why = "" if work else _missing() or (FROM_AUTOGRAD_CACHE if _cache_hits() > cached else _NO_GRAPH)
-    return compiled, GraphWork(str(CompileContext.current_compile_id() or ""), work, why, kernels)
+        thread.work = outer_work
+    unknown = "" if work else _missing() or (FROM_AUTOGRAD_CACHE if _cache_hits() > cached else _NO_GRAPH)
+    return compiled, GraphWork(str(CompileContext.current_compile_id() or ""), work, unknown, kernels)
 
 
 @cache
@@ -123,24 +123,24 @@ def _add_nodes(work: dict[InnerModule, list[int]], owners: dict[str, Owner], gra
         counts = work.setdefault(module, [*NO_WORK])
         flops = _flops_of(node, formulas)
         counts[phase] += 1
-        known = counts[3 + phase]
-        counts[3 + phase] = _UNKNOWN if _UNKNOWN in (flops, known) else known + flops
+        total = counts[3 + phase]
+        counts[3 + phase] = _UNKNOWN if _UNKNOWN in (flops, total) else total + flops
 
 
 def _flops_of(node: Any, formulas: dict[str, Formula]) -> int:
     """Return what a node costs; -1 if its shapes are not fixed, its formula fails, or it holds a graph of its own."""
-    target, own_args = node.target, node.args
+    target, positional = node.target, node.args
     if isinstance(target, HigherOrderOperator):
-        # What keeps the state of random numbers runs an operator with the args behind it.
-        at = next((at for at, argument in enumerate(own_args) if isinstance(argument, OpOverload)), None)
-        if at is None:
+        # An operator that keeps the state of random numbers runs another one, with the args behind it.
+        index = next((index for index, argument in enumerate(positional) if isinstance(argument, OpOverload)), None)
+        if index is None:
             return _UNKNOWN
-        target, own_args = own_args[at], own_args[at + 1 :]
+        target, positional = positional[index], positional[index + 1 :]
     packet = getattr(target, "overloadpacket", None)
     formula = formulas.get(getattr(packet, "_qualified_op_name", ""))
     if formula is None:
         return 0
-    args, kwargs = map_arg((own_args, node.kwargs), lambda argument: argument.meta.get("val"))
+    args, kwargs = map_arg((positional, node.kwargs), lambda argument: argument.meta.get("val"))
     shapes = [leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if any(type(size) is not int for shape in shapes for size in shape):
         return _UNKNOWN

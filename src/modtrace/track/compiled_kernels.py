@@ -37,7 +37,7 @@ _KEPT = "modtrace_kernels"
 """The attribute of a compiled graph that has its kernels."""
 
 _OF_CAPTURED = {"seq_nr", "source_fn_stack"}
-"""What nodes have that are captured, one of these at least, and none that a pass makes."""
+"""Notes of which each captured node has at least one, and no node that a pass makes has any."""
 _MOST_USERS, _DEPTH = 64, 32
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 _FOR_SHAPE = {"aten::avg_pool2d_backward", "aten::avg_pool3d_backward"}
@@ -64,7 +64,7 @@ def _notes_at(node: Any) -> Mapping[str, Any]:
         if user.meta.get("nn_module_stack") or not _OF_CAPTURED.isdisjoint(user.meta):
             return user.meta  # type: ignore[no-any-return]
         if len(using) < _MOST_USERS:
-            using += [other for other in user.users if other not in using]
+            using += [node_after for node_after in user.users if node_after not in using]
     return node.meta  # type: ignore[no-any-return]
 
 
@@ -155,11 +155,10 @@ def note_kernels(captured: Any) -> KernelLog:
 
 def note_owners(owners: Mapping[str, Owner], *, is_backward: bool) -> None:
     """Note whose each node is, by its name, of the graph of AOTAutograd's that is compiled next, or in backward."""
-    context, known = TracingContext.try_get(), _graph()
-    if context is not None and known is not None:
-        waits = known.owners is not None and known.is_backward
-        made = _Graph(known.log, known.captured, owners, is_backward=is_backward)
-        _graphs[context] = None if waits else made
+    context, graph = TracingContext.try_get(), _graph()
+    if context is not None and graph is not None:
+        waits = graph.owners is not None and graph.is_backward
+        _graphs[context] = None if waits else _Graph(graph.log, graph.captured, owners, is_backward=is_backward)
 
 
 def _graph() -> _Graph | None:
@@ -256,8 +255,8 @@ def _name_kernel(graph: _Graph, schedule: Any, kernel_name: str, *_: Any, **__: 
     for node in nodes:
         owners = graph.owners or {}
         owner = owners.get(factors_of(node)) or owner_of(node, is_backward=graph.is_backward)
-        known = node.name if owners.get(node.name) == owner else graph.like.get(owner, "")
-        noted.append((known, graph.captured_like.get(owner[0], ""), owner[1], _bytes_of(node)))
+        name = node.name if owners.get(node.name) == owner else graph.like.get(owner, "")
+        noted.append((name, graph.captured_like.get(owner[0], ""), owner[1], _bytes_of(node)))
     graph.named.append((kernel_name, tuple(noted)))
 
 
@@ -280,9 +279,8 @@ def _take_kernels(graph: _Graph, compiled: Any, *_: Any, **__: Any) -> None:
 def _nodes_of(schedule: Any) -> Iterable[Any]:
     """Return the nodes of FX that a kernel is made of: those of its parts, or the one that an operator runs."""
     if not isinstance(schedule, (list, tuple)):
-        own = getattr(schedule, "origin_node", None)
-        if own is not None:
-            return [own]
+        if (origin := getattr(schedule, "origin_node", None)) is not None:
+            return [origin]
         # One with several results is said to be of what made its inputs too.
         of_operator = [node for node in schedule.origins if node.target is getattr(schedule, "op_overload", None)]
         return of_operator or sorted(schedule.origins)[-1:]
@@ -290,45 +288,46 @@ def _nodes_of(schedule: Any) -> Iterable[Any]:
     nodes: dict[Any, None] = {}
     for part in parts:
         if part.node is not None:
-            own = _computed_by(part)
-            if all(node.op == "placeholder" for node in own):
-                own = [user for node in own for user in node.users]  # as a weight that is laid out otherwise for them
-            nodes |= dict.fromkeys(own)
+            computed = _computed_by(part)
+            if all(node.op == "placeholder" for node in computed):
+                # As a weight that is laid out otherwise for them.
+                computed = [user for node in computed for user in node.users]
+            nodes |= dict.fromkeys(computed)
     return nodes
 
 
 def _computed_by(part: Any) -> list[Any]:
     """Return the nodes that a part of a kernel computes. Inductor says it is of some that made what it reads too."""
-    origins, given = dict.fromkeys(sorted(part.node.origins)), dict[Any, bool]()
+    origins, is_input = dict.fromkeys(sorted(part.node.origins)), dict[Any, bool]()
     reads = {dependency.name for dependency in part.read_writes.reads}
     buffers = [part.scheduler.name_to_buf[name].node for name in reads if name in part.scheduler.name_to_buf]
-    made = {max(buffer.origins) for buffer in buffers if getattr(buffer, "origins", ())}
+    makers = {max(buffer.origins) for buffer in buffers if getattr(buffer, "origins", ())}
 
     def inputs(node: Any) -> Iterable[Any]:
         for used in _read_by(node):
             # What Inductor has no code for, such as an item of several results, is its only input.
-            while used not in origins and used not in made and len(own_inputs := _read_by(used)) == 1:
-                (used,) = own_inputs
+            while used not in origins and used not in makers and len(only_input := _read_by(used)) == 1:
+                (used,) = only_input
             yield used
 
     def is_given(node: Any, depth: int = 0) -> bool:
-        if node not in given:
-            given[node] = node in made or node.name in reads
-            if node.op == "call_function" and not given[node] and depth < _DEPTH:
-                given[node] = all(is_given(used, depth + 1) for used in _read_by(node))
-        return given[node]
+        if node not in is_input:
+            is_input[node] = node in makers or node.name in reads
+            if node.op == "call_function" and not is_input[node] and depth < _DEPTH:
+                is_input[node] = all(is_given(used, depth + 1) for used in _read_by(node))
+        return is_input[node]
 
     for node in origins:  # in order, so that depth stays small
         is_given(node)
-    own = [*origins][-1:]
-    for node in own:
+    computed = [*origins][-1:]
+    for node in computed:
         # Constants are of all who need the same.
-        own += [
+        computed += [
             used
             for used in inputs(node)
-            if used in origins and given[used] and used not in made and used not in own and _read_by(used)
+            if used in origins and is_input[used] and used not in makers and used not in computed and _read_by(used)
         ]
-    return own
+    return computed
 
 
 def _read_by(node: Any) -> list[Any]:

@@ -38,11 +38,11 @@ _WRAPPED = re.compile(r"\.(?:_orig_mod|_checkpoint_wrapped_module)\b")
 """By which wrappers without work of their own hold what they wrap."""
 _VARIABLE = re.compile(r"[LG]\['(\w+)'\]")
 _CALLED_MODULE = {"self", "fn"}
-"""What the module itself is called in torch's functions by which modules are called."""
+"""The variables of the module itself in torch's functions by which modules are called."""
 
 
 class _Thread:
-    """What one thread is doing.
+    """The regions that one thread runs, and the graph that it captured.
 
     Attributes:
         regions: how many compiled regions it runs, one inside of the other.
@@ -75,14 +75,14 @@ def _called_module(caller: FrameType, method: str) -> set[str]:
     if not _RESUMED.match(code.co_name):
         return _CALLED_MODULE.union(code.co_varnames[: min(code.co_argcount, 1)])
     # What goes on after a graph break gets its variables in another order.
-    own = {
+    variables = {
         name
         for name, value in caller.f_locals.items()
         if isinstance(value, nn.Module)
         and (original := getattr(inspect.unwrap(getattr(type(value), method, None)), "__code__", None))  # type: ignore[arg-type]
         and original.co_varnames[:1] == (name,)
     }
-    return _CALLED_MODULE | own
+    return _CALLED_MODULE | variables
 
 
 def _decorates_forward(caller: FrameType, name: str) -> bool:
@@ -123,7 +123,7 @@ def _inner_path(source: str, called_module: Container[str], paths: Mapping[str, 
 
 
 COMPILED_AUTOGRAD = "CompiledAutograd"
-"""What the names of the classes begin with that compiled autograd makes, of backward passes."""
+"""The names of classes begin so that compiled autograd makes, of backward passes."""
 _PREFIX = "__compiled_fn"
 _REGIONS_MODULE = "torch._dynamo.utils"
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
@@ -131,11 +131,11 @@ _CALLS_OF_MODULES = {"forward", "__call__", "_call_impl", "_wrapped_call_impl", 
 
 
 class CompiledRegion(nn.Module):
-    """What was compiled, as a module for the engines. No hooks of modules run around it.
+    """A compiled function, as a module for the engines. No hooks of modules run around it.
 
     Attributes:
-        inner_modules: these modules.
-        graph: the same.
+        inner_modules: the modules inside.
+        graph: the work in its graph.
         label: name of the function that was compiled; empty before the first call.
         is_call_of_module: whether that is how a module is called, which then has a span already.
         is_generated: whether torch made that function: compiled autograd, of a backward pass.
@@ -166,13 +166,13 @@ class CompiledRegion(nn.Module):
         self.is_call_of_module = name in _CALLS_OF_MODULES or _decorates_forward(caller, name)
         if self.is_call_of_module:
             self._called_module = _called_module(caller, name)
-        values, others = caller.f_locals, caller.f_globals
+        variables, global_variables = caller.f_locals, caller.f_globals
         names_of = {match[1] for source, _ in self.inner_modules if (match := _VARIABLE.match(source))}
         # A loop's, or one that torch keeps on its stack, in what goes on after a graph break: `___stack0`.
         self._variables = {
-            own: weakref.ref(value)
-            for own in names_of - self._called_module
-            if isinstance(value := values.get(own, others.get(own)), nn.Module)
+            variable: weakref.ref(value)
+            for variable in names_of - self._called_module
+            if isinstance(value := variables.get(variable, global_variables.get(variable)), nn.Module)
         }
         owner = [_class_of_object(caller, kind) for kind in names[-2:-1] if kind != "<locals>"]
         self.label = ".".join([*owner, name])
@@ -187,10 +187,10 @@ class CompiledRegion(nn.Module):
         wrapped = called._modules.get("_orig_mod")
         top = called if wrapped is None else wrapped
         for variable, module in self._variables.items():
-            held = module()
-            if held is called or held is top:
+            value = module()
+            if value is called or value is top:
                 self._called_module.add(variable)  # as of another method of it
-            elif held is not None and (path := path_of(called, held)) is not None:
+            elif value is not None and (path := path_of(called, value)) is not None:
                 self._paths[variable] = path
         for source, _ in [*self.inner_modules, *dict(self.graph.work)]:
             path = _inner_path(source, self._called_module, self._paths, strip_wrappers=False)
@@ -208,9 +208,9 @@ class CompiledRegion(nn.Module):
             strip_wrappers: leave out the parts by which wrappers hold what they wrap.
         """
         work = dict.fromkeys([*self.inner_modules, OF_NO_MODULE], NO_WORK) | dict(self.graph.work)
-        made_of = [*(self.graph.kernels.made if self.graph.kernels else ())]
+        graphs = [*(self.graph.kernels.made if self.graph.kernels else ())]
         # A graph of a cache has no nodes, and its kernels may be of modules that call no other.
-        for module in (owner[0] for made in made_of for _, parts in made.kernels for owner, _ in parts):
+        for module in (owner[0] for graph in graphs for _, parts in graph.kernels for owner, _ in parts):
             work.setdefault(module, NO_WORK)
         paths = {
             source: _inner_path(source, self._called_module, self._paths, strip_wrappers=strip_wrappers)
@@ -225,20 +225,20 @@ class CompiledRegion(nn.Module):
 
         number = {module: index for index, module in enumerate(work)}
         kernels = [
-            made._asdict()
+            graph._asdict()
             | {
                 "kernels": [
                     [name, [[number[module], phase, nbytes] for (module, phase), nbytes in parts]]
-                    for name, parts in made.kernels
+                    for name, parts in graph.kernels
                 ]
             }
-            for made in made_of
+            for graph in graphs
         ]
-        graph = self.graph._asdict() | {
+        note = self.graph._asdict() | {
             "work": [[named(module), *counts] for module, counts in work.items()],
             "kernels": kernels,
         }
-        return dict.fromkeys(filter(None, map(named, self.inner_modules))), graph
+        return dict.fromkeys(filter(None, map(named, self.inner_modules))), note
 
 
 def is_inside_region() -> bool:
@@ -332,10 +332,11 @@ def _wrap_all() -> None:
     if not _unwrapped.acquire(blocking=False):
         return
     for hooks in list(installed.values.values()):
-        for known in hooks:
-            function = known.scope.get(known.name)
-            if known.name.startswith(_PREFIX) and callable(function):
-                known.scope[known.name] = _wrap(function)
+        for installed_hook in hooks:
+            scope, name = installed_hook.scope, installed_hook.name
+            function = scope.get(name)
+            if name.startswith(_PREFIX) and callable(function):
+                scope[name] = _wrap(function)
 
     def call_user_compiler(output: Any, captured: Any, *args: Any, **kwargs: Any) -> Any:
         modules = _modules_in(captured)

@@ -1,4 +1,4 @@
-"""What both engines share: where events go, the names of threads, and sync marks.
+"""Shared by both engines: options, where events go, the state of autograd, the names of threads, and sync marks.
 
 A sync mark is a moment that both the ring and a running torch.profiler record; by these the two are aligned later.
 """
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from itertools import starmap
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
@@ -27,6 +27,15 @@ OnError = Callable[[BaseException], None]
 """Called with what went wrong inside modtrace; the recording stops, the user's call goes on."""
 
 
+sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""Returns the sequence number that this thread's next autograd node gets."""
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+"""Returns the autograd node that runs on this thread, or None."""
+current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""Returns the id of the backward pass that runs on this thread, or `NO_GRAPH_TASK`."""
+NO_GRAPH_TASK = -1
+
+
 class DeviceChoice(NamedTuple):
     """Which calls of modules get events of the device; a call has to fit both."""
 
@@ -39,7 +48,7 @@ class DeviceChoice(NamedTuple):
 
 
 class EngineOptions(NamedTuple):
-    """What an engine records beside the calls of modules."""
+    """The choice of what an engine records beside the calls of modules."""
 
     model: "nn.Module | str | None" = None  # where names start, see `ModuleNames`
     strip_wrappers: bool = True  # see `ModuleNames`
@@ -50,7 +59,7 @@ class EngineOptions(NamedTuple):
 
     @property
     def native_only(self) -> list[str]:
-        """What of it the native engine alone records, by the names of `record`'s arguments."""
+        """The chosen options that the native engine alone has, by the names of `record`'s arguments."""
         wanted = {"flops": self.flops, "device_times": self.device is not None, "memory": self.memory}
         return [name for name, is_wanted in wanted.items() if is_wanted]
 
@@ -58,18 +67,18 @@ class EngineOptions(NamedTuple):
 def call_at_collections(*callbacks: Callable[[str, dict[str, int]], object]) -> None:
     """Register callbacks of the garbage collector until the process ends; one that is registered is not added again."""
     # By identity: a user's callback may refuse to be compared.
-    known = set(map(id, gc.callbacks))
-    gc.callbacks.extend(callback for callback in callbacks if id(callback) not in known)
+    registered = set(map(id, gc.callbacks))
+    gc.callbacks.extend(callback for callback in callbacks if id(callback) not in registered)
 
 
 class EventSink(Protocol):
     """Takes single events; both engines do.
 
     Attributes:
-        on_boundary: called where an outermost call of a module, a backward pass or a range begins, with its kind, or
-            ends, with None, while a step is looked at; else None, which another thread may make it at any time.
-        on_end: called after 1, 2, 4, 8 … outermost calls of modules or passes that give gradients, and one more each,
-            with their number and kind, where no training step has ended; None before the recording begins.
+        on_boundary: called while a step is looked at: with its kind where an outermost call of a module, a backward
+            pass or a range begins, with None where it ends. Else it is None; another thread may set it at any time.
+        on_end: called while no training step has ended: after 1, 2, 3, 4, 5, 8, 9, 16 … outermost calls of modules, and
+            after as many passes that give gradients, with their number and kind. None before the recording begins.
     """
 
     on_boundary: Callable[[str | None], object] | None
@@ -85,9 +94,9 @@ def warn_once(text: str) -> None:
     logging.getLogger("modtrace").warning(text)
 
 
-def warn_without(what: str, reason: str) -> None:
-    """Log why a recording has nothing of what was asked for; it goes on."""
-    logging.getLogger("modtrace").warning("%s: %s; the recording has none", what, reason)
+def warn_without(option: str, reason: str) -> None:
+    """Log why a recording has nothing of an option that was chosen; it goes on."""
+    logging.getLogger("modtrace").warning("%s: %s; the recording has none", option, reason)
 
 
 def describe_thread() -> tuple[str, int]:
@@ -122,11 +131,11 @@ class SyncMarks:
 
     def __call__(self) -> None:
         """Write marks where they are due."""
-        now = time.monotonic_ns()
-        if now < self._next_ns or not torch._C._autograd._profiler_enabled():
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_ns or not torch._C._autograd._profiler_enabled():
             return
         self._interval_ns = min(self._interval_ns * 5 // 4, _MAX_INTERVAL_NS)
-        self._next_ns = now + self._interval_ns
+        self._next_ns = now_ns + self._interval_ns
         # The first slice of a burst is long, with cold caches; the last ones are short and tell the offset sharply.
         for _ in range(_BURST):
             text = f"{SYNC_PREFIX}{self._count}"

@@ -10,12 +10,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import torch
-
 from .._after_import import call_after_import
 from .._interrupts import WeakMap
 from ..ring import NameTable
-from .event_sink import describe_thread
+from .event_sink import describe_thread, sequence_number
 
 _Value = TypeVar("_Value")
 
@@ -37,10 +35,10 @@ def _main(greenlet: Any) -> Any:
 
 
 class _GreenletRef(weakref.ref[Any]):
-    """A greenlet."""
+    """A weak reference to a greenlet, with the number of its track."""
 
     __slots__ = ("number",)
-    number: int  # of its track
+    number: int
 
 
 class _Tracks:
@@ -69,9 +67,9 @@ class ThreadNumbers:
         greenlet, (name, tid) = current_greenlet(), describe_thread()
         if greenlet is None:
             return self._names.thread(name, tid, torch_thread_id)
-        known = self._of_greenlets.get(greenlet)
-        if known is not None:
-            return known.number
+        numbered = self._of_greenlets.get(greenlet)
+        if numbered is not None:
+            return numbered.number
         main = _main(greenlet)
         tracks = self._tracks.get(main)
         if tracks is None:
@@ -125,11 +123,11 @@ class PerGreenlet(Generic[_Value]):
         greenlet = sys.modules["greenlet"].getcurrent()
         _Switches.watch()
         value = self._values.get(greenlet)
-        if value is None and (before := vars(local).pop("value", None)) is not None:
-            # What the thread had before `greenlet` was imported.
+        # What the thread had before `greenlet` was imported.
+        if value is None and (value_of_thread := vars(local).pop("value", None)) is not None:
             main = _main(greenlet)
-            self._values[main] = before
-            value = before if main is greenlet else None
+            self._values[main] = value_of_thread
+            value = value_of_thread if main is greenlet else None
         if value is None:
             raise AttributeError("value")
         return value
@@ -137,7 +135,7 @@ class PerGreenlet(Generic[_Value]):
     def _set_of_greenlet(self, _local: Any, value: _Value) -> None:
         self._values[sys.modules["greenlet"].getcurrent()] = value
 
-    def switch(self, left: Any, goes_on: Any, made: range) -> None:
+    def switch(self, stopped: Any, goes_on: Any, made: range) -> None:
         """Note that greenlets switched on this thread; the one that stops made nodes of these sequence numbers."""
 
 
@@ -150,15 +148,12 @@ def _follow() -> None:
     _Switches.watch()
 
 
-_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
-
-
 class _Switches:
-    """What greenlet calls when greenlets of a thread switch (`greenlet.settrace`)."""
+    """The function that greenlet calls when greenlets of a thread switch (`greenlet.settrace`)."""
 
-    def __init__(self, before: Callable[[str, Any], object] | None) -> None:
-        self.sequence = _sequence()  # the thread's sequence number when they switched last
-        self._before = before
+    def __init__(self, replaced: Callable[[str, Any], object] | None) -> None:
+        self.sequence = sequence_number()  # the thread's sequence number when they switched last
+        self._replaced = replaced
         self._runs = False
 
     @staticmethod
@@ -172,15 +167,15 @@ class _Switches:
         return trace
 
     def __call__(self, event: str, greenlets: tuple[Any, Any]) -> None:
-        if self._runs:  # what was there before has been told to call this
+        if self._runs:  # the function that this replaced has been told to call this
             return
         self._runs = True
         try:
-            made = range(self.sequence, _sequence())
+            made = range(self.sequence, sequence_number())
             self.sequence = made.stop
             for values in _all:
                 values.switch(*greenlets, made)
-            if self._before is not None:
-                self._before(event, greenlets)
+            if self._replaced is not None:
+                self._replaced(event, greenlets)
         finally:
             self._runs = False

@@ -97,12 +97,12 @@ class JobClocks:
             for poll in itertools.count():
                 if self._server is None and store.check([f"{prefix}/{number}/children"]):
                     self._server = PingServer(_job_host())
-                    told = {"address": self._server.address, "token": self._server.token, "clock": self._clock}
-                    store.set(f"{prefix}/{number}/address", json.dumps(told))
+                    contact = {"address": self._server.address, "token": self._server.token, "clock": self._clock}
+                    store.set(f"{prefix}/{number}/address", json.dumps(contact))
                 if parent is not None and self._client is None and store.check([f"{prefix}/{parent}/address"]):
-                    told = json.loads(store.get(f"{prefix}/{parent}/address"))
-                    self._parent = told["clock"]
-                    self._client = PingClient(tuple(told["address"]), told["token"])
+                    contact = json.loads(store.get(f"{prefix}/{parent}/address"))
+                    self._parent = contact["clock"]
+                    self._client = PingClient(tuple(contact["address"]), contact["token"])
                 if self._client is not None and time.monotonic() >= due:
                     due = time.monotonic() + INTERVAL_S
                     self._read()

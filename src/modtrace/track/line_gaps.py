@@ -18,7 +18,7 @@ from .ranges import category_of
 from .torch_ranges import INNER
 
 _MAX_PLACES, _MAX_GAPS = 256, 12
-"""How many are told apart, and how many of these are noted, the longest."""
+"""How many gaps are told apart, and how many of these, the longest, are noted."""
 _NOT_THE_PROGRAM = (
     os.path.join(os.path.dirname(torch.__file__), ""),
     os.path.join(Path(__file__).parents[1], ""),
@@ -73,7 +73,7 @@ class LineGaps:
         for key, ns in self._step_ns.items():
             if key in self._ns or len(self._ns) < _MAX_PLACES:
                 self._ns.setdefault(key, []).append(ns)
-        rows = [(*gap, part, each) for (gap, part), each in self._ns.items()]
+        rows = [(*gap, part, ns_of_steps) for (gap, part), ns_of_steps in self._ns.items()]
         return sorted(rows, key=lambda row: -sum(row[-1]))[:_MAX_GAPS]
 
     def __call__(self, begins: str | None, module: object = None, inputs: tuple[Any, ...] = ()) -> None:
@@ -81,14 +81,14 @@ class LineGaps:
 
         Of a call it is given the module and its inputs.
         """
-        now = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         if threading.get_ident() != self._thread:
             return
         if begins is not None:
             kind = begins if begins in _KINDS else category_of(begins)
             if not self._open:
                 gap = (*self._since, _program_line(), kind)
-                self._chain[gap] = self._chain.get(gap, 0) + now - self._since_ns
+                self._chain[gap] = self._chain.get(gap, 0) + now_ns - self._since_ns
                 if kind in _WORK:
                     self._add("loss" if kind == "backward" or self._builds_graph else "other")
                 if module is not None and self._on_call is not None:

@@ -31,15 +31,15 @@ class OptimizerSteps:
 
     Each thread has training steps of its own; their numbers run over all threads, in the order in which steps begin. A
     training step lasts until one of its optimizers steps again, or another one does for the same parameters. So
-    gradients accumulated over several backward passes are one step, the two optimizers of a GAN share one, and where
-    one optimizer steps five times as often as another, each of its steps is one, and the other's belongs to the last.
+    gradients accumulated over several backward passes are one step, and the two optimizers of a GAN share one. If one
+    optimizer steps five times as often as another, each of its steps is one, and the other's belongs to the last.
 
     Two optimizer steps share a training step if nothing was computed between them. Otherwise an optimizer that has not
     stepped yet in this training step belongs to it in three cases:
 
-    - another optimizer that stepped in the step before is still missing (in the first step: any other optimizer),
-    - or it stepped before, and did not begin that step,
-    - or its loss gave gradients to an optimizer of this step too, or that one is frozen meanwhile. So a generator that
+    - Another optimizer that stepped in the step before is still missing (in the first step: any other optimizer).
+    - It stepped before, and did not begin that step.
+    - Its loss gave gradients to an optimizer of this step too, or that one is frozen meanwhile. So a generator that
       steps after several steps of its critic belongs to the last, and a second training that follows does not.
 
     An optimizer that is not torch's counts if torch has none when it first steps: each call of its `step` is a training
@@ -47,17 +47,17 @@ class OptimizerSteps:
     first parameters.
 
     Args:
-        on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from
-            0, and whether that is complete, as far as can be told now. Where torch.compile has made several parts of an
+        on_step: called after each optimizer step that counts. It gets the number of the training step, from 0, and
+            whether that is complete, as far as can be told now. Where torch.compile has made several parts of an
             optimizer's step, it is called after each, with the same.
-        on_first_step: called before that when an optimizer steps first in a thread, with its `describe_optimizer`, and
-            again with the 8th, 16th, 32nd … optimizer that steps, also of how many, see `OPTIMIZERS`.
+        on_first_step: called before that when an optimizer steps first in a thread, with its `describe_optimizer`. It
+            is called again with the 8th, 16th, 32nd … optimizer that steps, also of how many, see `OPTIMIZERS`.
     """
 
     def __init__(
         self,
         on_step: Callable[[int, bool], None],
-        on_first_step: Callable[[dict[str, object]], None] = lambda _said: None,
+        on_first_step: Callable[[dict[str, object]], None] = lambda _description: None,
     ) -> None:
         self._on_step, self._on_first_step = on_step, on_first_step
         self.regions = CompiledRegions(self._after_region)  # what torch.compile made, watched as long as this runs
@@ -81,7 +81,7 @@ class OptimizerSteps:
 
     def stop(self) -> None:
         """Stop counting steps; can be called again after an interrupt."""
-        self._on_step, self._on_first_step = lambda _step, _complete: None, lambda _said: None
+        self._on_step, self._on_first_step = lambda _step, _complete: None, lambda _description: None
         remove_step_hook(self._after_step)
         self.regions.stop()
 
@@ -94,12 +94,12 @@ class OptimizerSteps:
         if len(frames) <= of_torch and not any(type(frame.f_trace) is _Counted for frame in frames):
             self._count(optimizer)
 
-    def _counts(self, own: object) -> bool:
+    def _counts(self, optimizer: object) -> bool:
         """Whether steps of optimizers that are not torch's count: not where they may wrap one, and step more often."""
         if self._counts_own is None:
             self._counts_own = self._present is None and not [*_find_others(None)]
         # Slots without `__weakref__` let nothing follow an object.
-        return self._counts_own and weakref_offset(type(own)) != 0
+        return self._counts_own and weakref_offset(type(optimizer)) != 0
 
     def _after_region(self, caller: FrameType) -> None:
         """Count a step of which a compiled region, which this frame called, is a part."""
@@ -185,20 +185,20 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
 
     What an optimizer of another kind does not have is left out, and that it has one group.
     """
-    said: dict[str, object] = {"class": class_name(type(optimizer))}
+    description: dict[str, object] = {"class": class_name(type(optimizer))}
     with contextlib.suppress(AttributeError, KeyError, TypeError, StopIteration), unseen_by_modes():
         groups = optimizer.param_groups
-        said["tensors"] = sum(len(group["params"]) for group in groups)
+        description["tensors"] = sum(len(group["params"]) for group in groups)
         if len(groups) > 1:
-            said["groups"] = len(groups)
-        said["hooks"] = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+            description["groups"] = len(groups)
+        description["hooks"] = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
         fused, foreach = (any(group[option] for group in groups) for option in ("fused", "foreach"))
         by_default = all(group["foreach"] is None for group in groups)
-        # What torch chooses if nothing is said: foreach on a GPU.
+        # What torch chooses if nothing is description: foreach on a GPU.
         on_gpu = by_default and next(iter(groups[0]["params"])).device.type != "cpu"
         one_by_one = "one by one" if by_default else "one by one (foreach=False)"
-        said["how"] = "fused" if fused else "foreach" if foreach or on_gpu else one_by_one
-    return said
+        description["how"] = "fused" if fused else "foreach" if foreach or on_gpu else one_by_one
+    return description
 
 
 def ids_of_parameters() -> set[int]:
@@ -206,7 +206,7 @@ def ids_of_parameters() -> set[int]:
     ids = set[int]()
     for optimizer in _alive:
         with contextlib.suppress(AttributeError, KeyError, TypeError):  # of a class of the user's
-            ids.update(id(one) for group in optimizer.param_groups for one in group["params"])
+            ids.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     return ids
 
 
@@ -252,11 +252,10 @@ class _Member(NamedTuple):
         if not _is_tensor(parameter):
             return False
         with unseen_by_modes():
-            before: torch.Tensor | None = None if self.gradient is None else self.gradient()
-            now: torch.Tensor | None = parameter.grad
-            if now is None or now.is_inference():
+            gradient: torch.Tensor | None = parameter.grad
+            if gradient is None or gradient.is_inference() or not parameter.requires_grad:
                 return not parameter.requires_grad
-            return now is not before or now._version != self.version or not parameter.requires_grad
+            return self.gradient is None or gradient is not self.gradient() or gradient._version != self.version
 
 
 class _Counted:
@@ -292,12 +291,12 @@ def _watch_optimizers() -> None:
 
 def _find_others(key: object) -> WeakMap[object, bool]:
     """Return the keys of all other optimizers that are alive, with False each."""
-    others: WeakMap[object, bool] = WeakMap()
-    for other in _alive:
+    keys: WeakMap[object, bool] = WeakMap()
+    for optimizer in _alive:
         # If torch does not wrap `step`, as in accelerate's wrapper of an optimizer, no hook is called.
-        if getattr(type(other).step, "hooked", False) and (other_key := _key(other)) is not key:
-            others[other_key] = False
-    return others
+        if getattr(type(optimizer).step, "hooked", False) and (own_key := _key(optimizer)) is not key:
+            keys[own_key] = False
+    return keys
 
 
 def _key(optimizer: Optimizer) -> object:

@@ -1,4 +1,4 @@
-"""Ranges: what a thread does outside of modules, by name; those of users."""
+"""Named ranges of a thread, and those of users."""
 
 from __future__ import annotations
 

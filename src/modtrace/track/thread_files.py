@@ -53,10 +53,10 @@ class RunDelay:
 
     def __call__(self) -> int:
         """Return how long this thread has waited since the last call, in nanoseconds; 0 if that is not known."""
-        last, self._thread, before = self._thread, threading.get_native_id(), self._waited_ns
+        last_thread, self._thread, last_ns = self._thread, threading.get_native_id(), self._waited_ns
         words = self._file.read()
         self._waited_ns = int(words[1]) if len(words) > 1 else 0
-        return max(0, self._waited_ns - before) if last == self._thread else 0
+        return max(0, self._waited_ns - last_ns) if last_thread == self._thread else 0
 
     def close(self) -> None:
         """Close the file."""

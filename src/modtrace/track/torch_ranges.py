@@ -90,8 +90,8 @@ def _call_inner(*args: Any, _modtrace_inner: Callable[..., Any], **kwargs: Any) 
 def replace_code(function: Any, call: Callable[..., Any]) -> None:
     """Have a function call `call` with what it did until now, followed by its arguments, once per process.
 
-    It stays as it is if it is not written in Python, is a coroutine or generator (what calls it may ask for that), or
-    if torch has put its own range around it.
+    It stays as it is if it is not written in Python, or if torch has put its own range around it. So does a coroutine
+    or a generator, since what calls it may ask for that.
     """
     if type(function) is not FunctionType or function.__code__.co_flags & _SUSPENDS or "hooked" in vars(function):
         return
@@ -209,26 +209,26 @@ def _wrap_classes() -> None:
     """
     kinds, met = list[type]([object]), dict[int, ref[type]]()
     for kind in kinds:
-        known = ref(kind)
-        if id(known) in met:
+        kind_ref = ref(kind)
+        if id(kind_ref) in met:
             continue
-        met[id(known)] = known
+        met[id(kind_ref)] = kind_ref
         kinds += type.__subclasses__(kind)
-        if id(known) in _without_methods:
+        if id(kind_ref) in _without_methods:
             continue
-        own = _namespace(kind)
-        if _METHODS.isdisjoint(own):  # as most: there are thousands
-            _without_methods[id(known)] = known
+        attributes = _namespace(kind)
+        if _METHODS.isdisjoint(attributes):  # as most: there are thousands
+            _without_methods[id(kind_ref)] = kind_ref
             continue
-        if str(own.get("__module__")).startswith("torch."):
+        if str(attributes.get("__module__")).startswith("torch."):
             continue
         for name in _SAVING:
-            wrap_function(own.get(name), f"{{}}.{name}", "saving")
+            wrap_function(attributes.get(name), f"{{}}.{name}", "saving")
         bases = class_bases(kind)
         # No generator: what interrupts one as it is closed is lost.
         if nn.Module not in bases and {*_OPTIMIZING}.issubset(chain.from_iterable(map(_namespace, bases))):
-            wrap_function(own.get("zero_grad"), "{}.zero_grad", "optimizer")
-            replace_code(own.get("step"), _call_own_step)
+            wrap_function(attributes.get("zero_grad"), "{}.zero_grad", "optimizer")
+            replace_code(attributes.get("step"), _call_own_step)
     for gone in _without_methods.keys() - met.keys():
         _without_methods.pop(gone, None)  # another thread may look too
 

@@ -40,8 +40,8 @@ def _skip(function: _Function, *, recursive: bool) -> _Function:
 def hide_wrapper(wrapper: _Function, wrapped: Callable[..., Any]) -> _Function:
     """Have torch.compile look at what a function wraps in its place. Returns it.
 
-    It is not for a method in whose call a graph can break, as torch then calls what it wraps without `self`; and what
-    is not written in Python is not looked at.
+    It is not for a method in whose call a graph can break: torch then calls what it wraps without `self`. A function
+    that is not written in Python is not looked at.
     """
     if isinstance(wrapped, FunctionType):
         vars(wrapper)["_torchdynamo_inline"] = wrapped

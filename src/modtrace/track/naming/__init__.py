@@ -1,1 +1,1 @@
-"""What modules are called: the path by which a call reaches each, below its caller, without wrappers."""
+"""The names of modules: the path by which a call reaches each, below its caller, without wrappers."""

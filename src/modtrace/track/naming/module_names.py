@@ -47,7 +47,7 @@ class ModuleNames:
 
     Args:
         table: gives out the ids.
-        model: names start at this module, or at one whose class has this name, wherever it is called from; None
+        model: names start at this module, or at one whose class has this name, wherever it is called from. None
             starts them at each outermost called module, for other threads too, or at the module whose method calls it.
         forget: called with `id(module)` of modules that were asked for and died, by `forget_dead`.
         strip_wrappers: name modules as if those that only wrap others were not there (DistributedDataParallel's
@@ -137,20 +137,20 @@ class ModuleNames:
     def _by_path(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int | None:
         """Return the id of a name that is made of a path and a class alone, as most are; None if it takes more."""
         for outer, _ in reversed(open_calls):
-            known = self._paths.get(id(outer))
-            if known is not None and known[1].are_names and known[0]() is outer:
+            entry = self._paths.get(id(outer))
+            if entry is not None and entry[1].are_names and entry[0]() is outer:
                 break
         else:
             return None
         parent, parent_name_id = open_calls[0]
-        path = known[1].known(module) if parent is outer else known[1].below(parent, module)
+        path = entry[1].known(module) if parent is outer else entry[1].below(parent, module)
         prefix = self._prefixes[parent_name_id]
         if not path or not prefix:
             return None
-        own_name, fqn = class_name(module), f"{prefix}.{path}"
-        suffix = self._suffix(fqn, module, own_name)
-        label = f"{path}{suffix}: {own_name}"
-        name_id = self._last_name_ids[id(module)] = self._add(label, fqn + suffix, own_name)
+        module_class, fqn = class_name(module), f"{prefix}.{path}"
+        suffix = self._suffix(fqn, module, module_class)
+        label = f"{path}{suffix}: {module_class}"
+        name_id = self._last_name_ids[id(module)] = self._add(label, fqn + suffix, module_class)
         return name_id
 
     def _resolve_region(self, region: CompiledRegion, open_calls: Sequence[OpenCall]) -> int:
@@ -186,9 +186,9 @@ class ModuleNames:
         owner = call.owner()
         if owner is None or (open_calls and open_calls[0][0] is owner):
             return NO_NAME
-        around = self.fqn(self.resolve(owner, open_calls))
-        own_name = self._class_name(owner)
-        return self._add(f"{own_name}.{call.method}", f"{around}.{call.method}", own_name, around)
+        owner_fqn = self.fqn(self.resolve(owner, open_calls))
+        module_class = self._class_name(owner)
+        return self._add(f"{module_class}.{call.method}", f"{owner_fqn}.{call.method}", module_class, owner_fqn)
 
     def _is_compiled_graph(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> bool:
         """Whether torch.compile made the module, also of what compiled autograd traced of a backward pass."""
@@ -258,7 +258,7 @@ class ModuleNames:
 
     def _add_below(self, parent_fqn: str, path: str, module: nn.Module) -> int:
         """Add the name of a module whose path below the parent is `path`; both are empty if names start at it."""
-        own_name = self._class_name(module)
+        module_class = self._class_name(module)
         worker = self._unwrapped(module)
         does_own_work = self._strip and wrapping_of(worker) is not None
         if path:
@@ -270,26 +270,27 @@ class ModuleNames:
             fqn = prefix
         if does_own_work:
             # Its own time is not that of what it wraps, whose name is to be the same with and without it.
-            fqn = f"{own_name}({prefix})" if parent_fqn else own_name + self._suffix(own_name, worker, own_name)
-        label = f"{path}{suffix}: {own_name}" if path else own_name if parent_fqn else fqn
-        return self._add(label, fqn, own_name, prefix)
+            own_suffix = "" if parent_fqn else self._suffix(module_class, worker, module_class)
+            fqn = f"{module_class}({prefix})" if parent_fqn else module_class + own_suffix
+        label = f"{path}{suffix}: {module_class}" if path else module_class if parent_fqn else fqn
+        return self._add(label, fqn, module_class, prefix)
 
-    def _add(self, label: str, fqn: str, own_name: str, prefix: str | None = None) -> int:
+    def _add(self, label: str, fqn: str, module_class: str, prefix: str | None = None) -> int:
         """Add a name; those of modules inside begin with the prefix, or with the name itself."""
-        name_id = self._table.name(label, fqn, own_name)
+        name_id = self._table.name(label, fqn, module_class)
         self._fqns[name_id], self._prefixes[name_id] = fqn, fqn if prefix is None else prefix
         return name_id
 
     def _root_prefix(self, module: nn.Module) -> str:
         """Return what the names of those inside begin with where names start at `module`: its class."""
-        own_name = self._class_name(self._innermost(module))
-        return own_name + self._suffix_of_innermost(own_name, module)
+        module_class = self._class_name(self._innermost(module))
+        return module_class + self._suffix_of_innermost(module_class, module)
 
     def _suffix_of_innermost(self, fqn: str, module: nn.Module) -> str:
         inner = self._innermost(module)
         return self._suffix(fqn, inner, self._class_name(inner))
 
-    def _suffix(self, fqn: str, module: nn.Module, own_name: str) -> str:
+    def _suffix(self, fqn: str, module: nn.Module, module_class: str) -> str:
         """Return what is added to a module's name if others have the same one, see `_DistinctNames`."""
         if self._distinct is None or not fqn or object.__getattribute__(module, "__dict__").get("_is_replica") is True:
             return ""
@@ -297,7 +298,7 @@ class ModuleNames:
         if watched is None or watched() is not module:
             self._refer_to(module)
             watched = self._watched[id(module)]
-        watched.module_class = own_name
+        watched.module_class = module_class
         return self._distinct.suffix(fqn, watched, lambda: attribute_of_caller(module))
 
     def _class_name(self, module: nn.Module) -> str:
@@ -311,17 +312,17 @@ class ModuleNames:
         return unwrapped(module) if self._strip else module
 
     def _path(self, parent: nn.Module, module: nn.Module) -> str | None:
-        known = self._paths.get(id(parent))
-        if known is None or known[0]() is not parent:
+        entry = self._paths.get(id(parent))
+        if entry is None or entry[0]() is not parent:
             paths = ModulePaths(self._refer_to, strip_wrappers=self._strip)
-            known = self._paths[id(parent)] = weakref.ref(parent), paths
-        return known[1].find(parent, module)
+            entry = self._paths[id(parent)] = weakref.ref(parent), paths
+        return entry[1].find(parent, module)
 
     def _refer_to(self, module: nn.Module) -> ModuleRef:
         """Return a new reference to a module; only the first one reports its death."""
         module_id = id(module)
-        known = self._watched.get(module_id)
-        if known is not None and known() is module:
+        watched = self._watched.get(module_id)
+        if watched is not None and watched() is module:
             return ModuleRef(module)
         ref = ModuleRef(module, self._on_death)
         ref.module_id = module_id
@@ -342,9 +343,9 @@ class ModuleNames:
     def forget_dead(self) -> None:
         """Forget all that is known of the modules in `dead`, whose ids others may have by now.
 
-        What an interrupt came into is done again, and so is what two threads come to at once. Where a module with such
-        an id is named meanwhile, what is known of it may be lost too, and it is asked for again; that its own death is
-        told is not lost.
+        If an interrupt came in between, or another thread does the same, this is done again. If a module with such an
+        id is named meanwhile, what is known of it may be lost too, and it is asked for again. Its reference stays, so
+        its own death is still told.
         """
         for ref in list(self.dead):
             # None if an interrupt came before it was set.
@@ -372,9 +373,9 @@ class _Models:
         self._searches = Backoff()
         self.matched = False  # whether names started at one
 
-    def is_start(self, module: nn.Module, own_name: str) -> bool:
+    def is_start(self, module: nn.Module, module_class: str) -> bool:
         """Whether names start at a module, which has this class."""
-        is_start = own_name == self.class_name if self._is_class else self._models[0]() is module
+        is_start = module_class == self.class_name if self._is_class else self._models[0]() is module
         self.matched = self.matched or is_start
         return is_start
 
@@ -398,7 +399,7 @@ class _Models:
 
 
 _MAX_NUMBER = 64
-"""What is made in each step and dies only when the garbage collector runs must not get ever new names."""
+"""Modules that are made in each step, and die only when the garbage collector runs, must not get ever new names."""
 _SUFFIXES = ("", *(f"#{number}" for number in range(2, _MAX_NUMBER + 1)))
 _REST = f"#{_MAX_NUMBER + 1}+"
 

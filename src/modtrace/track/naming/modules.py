@@ -1,9 +1,8 @@
-"""What a module is: its class and parts, what it wraps or replaces, whether torch.compile made it, and its path.
+"""Facts of a module: its class and parts, what it wraps or replaces, whether torch.compile made it, and its path.
 
 It is read without running code of its class: that can raise, or compare as a tensor does. The object whose method calls
-a module is found on the stack. Wrappers are known by the
-names of their classes, so that none of the libraries they come from is imported. One walk finds the paths of all
-modules below another one.
+a module is found on the stack. Wrappers are known by the names of their classes, so that none of the libraries they
+come from is imported. One walk finds the paths of all modules below another one.
 """
 
 import functools
@@ -160,11 +159,11 @@ _PREFIXED = {"FSDPModule", "ReplicateModule"}
 def _wrapping(kind: type) -> tuple[Wrapping, ...]:
     """Return the ways in which modules of a class may wrap another one."""
     bases = ((base.__module__, base.__name__) for base in kind.__mro__)
-    if (known := next(filter(_WRAPPERS.__contains__, bases), None)) is not None:
-        return (_WRAPPERS[known],)
-    # Those of torch find parameters and children alone.
-    own = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
-    return _FORWARDS if any("__getattr__" in vars(base) for base in own) else ()
+    if (wrapper := next(filter(_WRAPPERS.__contains__, bases), None)) is not None:
+        return (_WRAPPERS[wrapper],)
+    # A `__getattr__` of torch's finds parameters and children alone.
+    not_of_torch = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
+    return _FORWARDS if any("__getattr__" in vars(base) for base in not_of_torch) else ()
 
 
 def _is_prefixed(kind: type) -> bool:
@@ -230,11 +229,12 @@ class Backoff:
 # Fields of the reference, not a tuple around it: every object that the garbage collector looks at brings its next run
 # nearer, and a full run takes longer than all else that a recording does.
 class ModuleRef(weakref.ref[nn.Module]):
-    """A module."""
+    """A weak reference to a module, with what is known of it."""
 
     __slots__ = ("module_class", "module_id", "path")
-    module_class: str  # its class, where this is the reference that tells its death and it was given a name of its own
-    module_id: int  # its `id()`, where this is the reference that tells its death
+    # The first two are set of the reference that tells the module's death; the class if it has a name of its own.
+    module_class: str
+    module_id: int  # its `id()`
     path: str  # its path, where it is known below another one
 
 
@@ -340,10 +340,10 @@ class OutermostModules:
         self, module: nn.Module, path_below: Callable[[nn.Module, nn.Module], str | None]
     ) -> tuple[int, str] | None:
         """Return the name of what another thread called and this module, or replica, is in, and its path there."""
-        here, is_replica = threading.get_ident(), _attribute(module, "_is_replica") is True
+        this_thread, is_replica = threading.get_ident(), _attribute(module, "_is_replica") is True
         for ref, name_id, thread in reversed(list(self._by_id.values())):
             outer = ref()
-            if outer is None or outer is module or thread == here:
+            if outer is None or outer is module or thread == this_thread:
                 continue
             path = _path_of_original(outer, module) if is_replica else path_below(outer, module)
             if path is not None:
@@ -385,8 +385,8 @@ def attribute_of_caller(module: nn.Module) -> str | None:
         return None
     if type(attributes) is not dict:
         return None
-    held = (name for name, value in list(attributes.items()) if value is module and type(name) is str)
-    return next(filter(str.isidentifier, held), None)
+    names = (name for name, value in list(attributes.items()) if value is module and type(name) is str)
+    return next(filter(str.isidentifier, names), None)
 
 
 def _is_of_torch_or_ours(frame: FrameType) -> bool:

@@ -33,8 +33,8 @@ class NativeDeviceTimes:
     def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         """Return the id of a module's name, as `ModuleNames.resolve`, and choose it where it fits."""
         if isinstance(module, _Replay):
-            around = f"{self._names.fqn(open_calls[0][1])}." if open_calls else ""
-            name_id = self._table.name(REPLAY_CLASS, f"{around}{REPLAY_CLASS}", REPLAY_CLASS)
+            prefix = f"{self._names.fqn(open_calls[0][1])}." if open_calls else ""
+            name_id = self._table.name(REPLAY_CLASS, f"{prefix}{REPLAY_CLASS}", REPLAY_CLASS)
             self._native.choose_for_device(name_id)
             return name_id
         name_id = self._names.resolve(module, open_calls)

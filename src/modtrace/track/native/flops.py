@@ -100,7 +100,8 @@ class NativeFlops:
             return
         random_state = torch.default_generator.get_state()
         for number, name, overload, device, nbytes, inputs, outputs in operators:
-            dtype = next((str(one.dtype).removeprefix("torch.") for one in inputs if isinstance(one, torch.Tensor)), "")
+            tensor = next(filter(torch.is_tensor, inputs), None)
+            dtype = "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
             flops = self._count(name, overload, inputs, outputs)
             self._table.operator(number, name, _device_name(device), dtype, flops, nbytes)
         torch.default_generator.set_state(random_state)

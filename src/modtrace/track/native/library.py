@@ -22,7 +22,7 @@ from ...ring import slot_format
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", Path(slot_format.__file__)]
-"""What a library depends on: the code, and how it is compiled."""
+"""The files that a library depends on: the code, and how it is compiled."""
 _PACKAGE = "modtrace_engine"
 """Where a wheel has engines that are built already; see `scripts/wheels`."""
 _PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))  # here, as it imports a module
@@ -106,8 +106,8 @@ def _problem(path: Path) -> str | None:
 
 def why_distrusted(place: Path) -> str | None:
     """Return why another user may have changed this file or folder; None if no other user can have."""
-    status, own = place.stat(), (0, os.geteuid())
-    if status.st_uid not in own or place.lstat().st_uid not in own:  # the second one of the link, if it is one
+    status, trusted = place.stat(), (0, os.geteuid())
+    if status.st_uid not in trusted or place.lstat().st_uid not in trusted:  # the second one of the link, if it is one
         return f"{place} belongs to another user ({status.st_uid}); name a folder of your own in MODTRACE_CACHE"
     # In a folder as /tmp, others can add files and not replace them.
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX

@@ -2,10 +2,10 @@
 
 Nodes of one thread's graph run in descending order of their sequence numbers. So it is enough to hook the newest
 node of each segment, a run of nodes that one call made itself: when it runs, "the backward of this call goes on", and
-that ends whatever went on before. A segment ends where an inner call is entered (its newest node is then most often
-among the inner call's inputs) and where the call itself is left (then among its outputs). Where it is among neither,
-the call's graph is searched for it, at its exit, and then the graph of a pass, when that begins. One callback of torch
-says "backward is over".
+that ends whatever went on before. A segment ends where an inner call is entered: its newest node is then most often
+among the inner call's inputs. It also ends where the call itself is left: then the node is among its outputs. Where it
+is among neither, the call's graph is searched for it, at its exit, and then the graph of a pass, when that begins. One
+callback of torch says "backward is over".
 """
 
 import gc
@@ -45,14 +45,22 @@ from ...ring.slot_format import (
 from ..call_patch import Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import PythonCollectives
-from ..event_sink import EngineOptions, OnError, SyncMarks, call_at_collections
+from ..event_sink import (
+    NO_GRAPH_TASK,
+    EngineOptions,
+    OnError,
+    SyncMarks,
+    call_at_collections,
+    current_graph_task,
+    sequence_number,
+)
 from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
 from ..torch_ranges import TorchRanges
 from ..unseen import is_backward_compiled, skip_all, skip_frame
 from .operators import OperatorCounts
 from .passes import PASS_PATCH, CallFrame, GraphTasks, ThreadState, gives_gradients
-from .segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
+from .segment_hooks import SegmentHooks
 
 
 class Collection(NamedTuple):
@@ -130,7 +138,6 @@ def _trigger_bit(is_enabled: bool, count: Sequence[int], threshold: Sequence[int
 
 
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
 _FORWARD_ENTER, _FORWARD_EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
@@ -287,7 +294,7 @@ class PythonEngine(SegmentHooks[ThreadState]):
                 self.finish_notes()
                 if _profiler_enabled() and not self.operators.is_running:
                     self._write_sync_mark()
-            sequence = _sequence()
+            sequence = sequence_number()
             if sequence != outer.segment_start_seq and not is_backward_compiled():
                 self.close_segment(thread, outer, (args, kwargs) if kwargs else args, sequence)
             if self._dead:
@@ -360,7 +367,7 @@ class PythonEngine(SegmentHooks[ThreadState]):
         if not self._active:
             return
         try:
-            sequence = _sequence()
+            sequence = sequence_number()
             self._write(frame.exit_meta, frame.index_bits | sequence & SEQUENCE_MASK)
             thread = frame.thread
             depth = frame.depth - 1

@@ -16,18 +16,19 @@ import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, RecordScope, _ExperimentalConfig
 
 from ..call_patch import Patch, PatchTarget, Wrapper
-from ..event_sink import EventSink
+from ..event_sink import NO_GRAPH_TASK, EventSink, current_graph_task
 from ..ranges import category_of
 from ..unseen import skip_all, skip_frame
-from .segment_hooks import NO_GRAPH_TASK, current_graph_task
 
-_READ_NS, _MAX_NS = 200_000_000, 5_000_000_000
-"""How long operators are noted before they are counted, where a span begins, since each takes 150 bytes or more; and
-after how long without any span none are noted any more."""
+_READ_NS = 200_000_000
+"""After so long the noted operators are counted, where a span begins: each takes 150 bytes or more."""
+_MAX_NS = 5_000_000_000
+"""After so long without any span, none are noted any more."""
 _OUTSIDE, _IN_PASSES, _IN_OPTIMIZERS = -1, -2, -3
-"""Where operators run that are in no module, as the native engine has it."""
-_IN_LOADERS, _LEFT = -4, -5
-"""Those in loaders are a part of these; and in place of where: what was entered last is left."""
+"""The places of operators that are in no module, as the native engine has it."""
+_IN_LOADERS = -4
+_LEFT = -5
+"""In place of a place: the one that was entered last is left."""
 _PLACES = {"backward": _IN_PASSES, "optimizer": _IN_OPTIMIZERS, "data loading": _IN_LOADERS}
 _scope: Any = int
 _NODE, _USERS = _scope(RecordScope.BACKWARD_FUNCTION), _scope(RecordScope.USER_SCOPE)
@@ -113,7 +114,8 @@ class OperatorCounts:
         """Note that what was entered last is left."""
         if self._is_looked_at and threading.get_ident() == self._thread:
             self._mark(_LEFT)
-            if not self.is_whole and len(self._open) + sum(1 if at != _LEFT else -1 for _, at in self._marks) <= 0:
+            depth = len(self._open) + sum(-1 if place == _LEFT else 1 for _, place in self._marks)
+            if not self.is_whole and depth <= 0:
                 self.end_profiler()
 
     def _mark(self, place: int) -> None:
@@ -152,7 +154,7 @@ class OperatorCounts:
 
     def _count(self, events: list[Any], marks: list[tuple[int, int]]) -> None:
         """Add the operators that no other is around, where they began."""
-        outer, with_hooks, begun, at = None, dict[int, int](), ("", 0), 0
+        outer, with_hooks, begun, followed = None, dict[int, int](), ("", 0), 0
         for event in events:
             is_begin, handle = event.kind() == "push", event.handle()
             if outer is not None:
@@ -161,9 +163,9 @@ class OperatorCounts:
                     self._add(*begun, event)
             elif is_begin and event.scope() != _USERS and event.name() != _CHECKPOINT:
                 began_ns = int(event.start_us() * 1e3)
-                while at < len(marks) and marks[at][0] <= began_ns:
-                    self._follow(marks[at][1])
-                    at += 1
+                while followed < len(marks) and marks[followed][0] <= began_ns:
+                    self._follow(marks[followed][1])
+                    followed += 1
                 name = event.name()
                 if name.startswith(_EVALUATED):
                     with_hooks[handle] = began_ns
@@ -171,7 +173,7 @@ class OperatorCounts:
                     outer, begun = handle, (_NODES if event.scope() == _NODE else name, began_ns)
             elif not is_begin and handle in with_hooks:
                 self._add(_WITH_HOOKS, with_hooks.pop(handle), event)
-        for _, mark in marks[at:]:
+        for _, mark in marks[followed:]:
             self._follow(mark)
 
     def _add(self, name: str, began_ns: int, end: Any) -> None:
@@ -191,8 +193,8 @@ class OperatorCounts:
 
 def _end_stopped(_phase: str, _info: object) -> None:
     """End the profiler that this thread runs for a recording that another one has stopped."""
-    for each in tuple(_running):
-        each.end_late()
+    for counts in tuple(_running):
+        counts.end_late()
 
 
 def _is_heeded() -> bool:
@@ -204,12 +206,12 @@ def _is_heeded() -> bool:
 
 def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
     @skip_all
-    def end_own() -> None:
-        for each in tuple(wrapper.observer or ()):
-            each.end_profiler()
+    def end_profilers() -> None:
+        for counts in tuple(wrapper.observer or ()):
+            counts.end_profiler()
 
     def _enable_profiler(*args: Any, **kwargs: Any) -> Any:
-        end_own()
+        end_profilers()
         return wrapper.wrapped(*args, **kwargs)
 
     return skip_frame(_enable_profiler)

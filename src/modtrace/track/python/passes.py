@@ -19,17 +19,16 @@ from torch.compiler import is_dynamo_compiling
 from ...ring import Kind, WriteSlot
 from ...ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, CALL_KEY_MASK, KIND_SHIFT, NO_NAME
 from ..call_patch import RUN_BACKWARD, Patch, Wrapper
-from ..event_sink import OnError
+from ..event_sink import NO_GRAPH_TASK, OnError, current_graph_task, current_node
 from ..unseen import skip_all, skip_frame, unseen_by_modes
-from .segment_hooks import NO_GRAPH_TASK, FrameBase, FrameStack, current_graph_task
+from .segment_hooks import FrameBase, FrameStack
 
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
 _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 def node_runs(ends: Iterable[Sequence[Any]]) -> bool:
     """Whether the node whose hook calls this runs; if a pass ends at its gradient, at `ends`, only its hooks do."""
-    node = _current_node()
+    node = current_node()
     for inner, _ in () if node is None else node.next_functions:
         # torch does not say it of a leaf.
         leaf = getattr(inner, "variable", None)
@@ -67,7 +66,7 @@ class GraphTask:
 
 
 class ThreadState(FrameStack[CallFrame]):
-    """What one thread is doing."""
+    """The open calls and the graph tasks of one thread."""
 
     __slots__ = ("bits", "graph_tasks", "noted_sequence")
 

@@ -20,13 +20,9 @@ from torch.overrides import has_torch_function_unary
 
 from ..._interrupts import WeakMap
 from ...ring.slot_format import NO_NAME
+from ..event_sink import NO_GRAPH_TASK, current_graph_task, sequence_number
 from ..greenlets import PerGreenlet, current_greenlet
 from ..unseen import is_backward_compiled, tensors_in, unseen_by_modes
-
-_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
-current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-NO_GRAPH_TASK = -1
-"""What `current_graph_task` returns outside of backward."""
 
 _MAX_NODES_SEARCHED = 20_000
 _MAX_OUTSIDE_SEGMENTS = 1024
@@ -128,13 +124,13 @@ class FrameStacks(PerGreenlet[_Stack]):
         super().__init__(make_stack)
         self._outside: WeakMap[Any, Segments] = WeakMap()  # of greenlets that have no stack yet
 
-    def switch(self, left: Any, goes_on: Any, made: range) -> None:
+    def switch(self, stopped: Any, goes_on: Any, made: range) -> None:
         """End the segment that was made, and begin one of the frame that goes on."""
-        stack = self._values.get(left)
+        stack = self._values.get(stopped)
         if stack is not None:
             stack.end_segment(made.stop)
         elif made:
-            self._outside[left] = outside = self._outside.get(left) or deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
+            self._outside[stopped] = outside = self._outside.get(stopped) or deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
             outside.append((made.start, made.stop - 1))
         stack = self._values.get(goes_on)
         if stack is not None:
@@ -209,7 +205,7 @@ class SegmentHooks(Generic[_Stack]):
 
         These are what was made since the last call, as the loss, what was made before and outside of all calls, and
         what calls left: a call raised, was called by `vmap`, put its result aside. The graph is followed through
-        segments outside of all calls; to those of calls it is followed everywhere, if one thread made all of it, as
+        segments outside of all calls. If one thread made all of it, it is followed everywhere to the segments of calls:
         sequence numbers are a thread's.
         """
         self.passes.add(number)
@@ -218,7 +214,7 @@ class SegmentHooks(Generic[_Stack]):
         if is_backward_compiled():
             return
         thread = self._threads.get()
-        frame, sequence = thread.frames[thread.stack_depth], _sequence()
+        frame, sequence = thread.frames[thread.stack_depth], sequence_number()
         if sequence != frame.segment_start_seq:
             if frame.depth:
                 self.close_segment(thread, frame, outputs, sequence)

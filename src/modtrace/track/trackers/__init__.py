@@ -65,7 +65,7 @@ class ModuleTracker(_Tracker):
 
 
 class _BaseOfCommMode(_Tracker):
-    """What the tracker of torch's `CommDebugMode` asks of its base class.
+    """The attributes that the tracker of torch's `CommDebugMode` asks of its base class.
 
     That tracker registers `_fw_pre_hook` and `_fw_post_hook` as global hooks, and leaves its base without entering it.
     So the first hook that it stores enters. What its hooks say to the base, the follower knows already.
@@ -133,7 +133,7 @@ class ModTracker(_BaseOfCommMode):
             post_fw_hook: called with (module, positional inputs, output) at its end; output is None if it raised.
             pre_bw_hook: called with (module, (gradient,)) when the module's backward begins.
             post_bw_hook: called with (module, (gradients of its inputs,)) when all of these are known, at the latest
-                when its backward ends; then gradients that are not known are None, and where none is, it is ().
+                when its backward ends. Then gradients that are not known are None; where none is known, it is ().
 
         Raises:
             AssertionError: a hook of that kind is registered already; `clear_user_hooks` removes all.

@@ -1,4 +1,4 @@
-"""What the trackers know: calls as the graph remembers them, the work of each thread, and hooks on inputs of calls."""
+"""The state of the trackers: calls as the graph remembers them, the work of each thread, hooks on inputs of calls."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class LiveFrame(FrameBase):
 
 @dataclass(slots=True, eq=False)
 class LiveGraphTask:
-    """What one thread does for one graph task."""
+    """The part of a graph task that runs on one thread."""
 
     id: int  # as torch has it
     nesting_depth: int  # `backward_nesting_depth` where it runs
@@ -61,7 +61,7 @@ class LiveGraphTask:
 
 
 class LiveThread(FrameStack[LiveFrame]):
-    """What one thread is doing."""
+    """The open calls and the graph tasks of one thread."""
 
     __slots__ = ("graph_tasks",)
 

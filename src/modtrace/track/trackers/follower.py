@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.compiler import is_dynamo_compiling
@@ -19,141 +18,14 @@ from ..._interrupts import WeakMap
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import RUN_BACKWARD, Patch, Wrapper
+from ..event_sink import NO_GRAPH_TASK, current_graph_task, current_node, sequence_number
 from ..naming.module_names import ModuleNames
 from ..naming.modules import named_modules
 from ..python.passes import backward_nesting_depth, make_pass_wrapper, node_runs
-from ..python.segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
+from ..python.segment_hooks import SegmentHooks
 from .calls import Call, InputHooks, LiveFrame, LiveGraphTask, LiveThread
 
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
-
 Hook = Callable[..., object]
-
-
-class _BackwardFollower(SegmentHooks[LiveThread]):
-    """Knows, on the thread that asks, the calls whose backward runs.
-
-    Args:
-        follow_graphs_after_exit: when no longer `active`, still follow the backward of graphs made before.
-    """
-
-    def __init__(self, follow_graphs_after_exit: bool) -> None:
-        super().__init__(LiveThread)
-        self._thread = self._threads.get
-        self._running: dict[int, list[LiveGraphTask]] = {}
-        self._follow_graphs_after_exit = follow_graphs_after_exit
-        self.on_segment_start = self._on_node
-        self.active = False
-        # Called with (module or None, gradients of outputs) when the backward of a call began.
-        self.pre_bw: Hook | None = None
-        # Called with (module or None, gradients of inputs) when all gradients of its inputs are known, at the latest
-        # when its backward ends.
-        self.post_bw: Hook | None = None
-
-    def backward_calls(self, thread: LiveThread) -> Iterator[Call]:
-        """Yield the calls whose backward runs on this thread, innermost first."""
-        if not thread.graph_tasks or current_graph_task() == NO_GRAPH_TASK:
-            return
-        last = thread.graph_tasks[-1]
-        for task in reversed(thread.graph_tasks):
-            if task.call is not None and not task.ended and (task is last or task.nesting_depth < last.nesting_depth):
-                yield from task.call.chain()
-
-    def _on_node(self, call: Call | None, gradient: Tensor) -> None:
-        if not (self.active or self._follow_graphs_after_exit):
-            return
-        thread = self._thread()
-        graph_task_id = current_graph_task()
-        if not thread.graph_tasks or thread.graph_tasks[-1].id != graph_task_id:
-            if graph_task_id == NO_GRAPH_TASK:
-                return
-            self._begin_graph_task(thread, graph_task_id)
-        task = thread.graph_tasks[-1]
-        if task.call is not call and (not self.ends_early or node_runs(list(self.ends_early.values()))):
-            if self.pre_bw is None and self.post_bw is None:
-                task.call = call
-            else:
-                self._switch_call(task, call, gradient)
-
-    def _begin_graph_task(self, thread: LiveThread, graph_task_id: int) -> None:
-        tasks, depth = thread.graph_tasks, backward_nesting_depth()
-        # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
-        # the one before ended by an exception; the engine has no callback for that.
-        tasks[:] = [
-            task
-            for task in tasks
-            if not task.ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
-        ]
-        for task in tasks:
-            if task.id == graph_task_id:
-                tasks.remove(task)
-                tasks.append(task)
-                return
-        task = LiveGraphTask(graph_task_id, depth)
-        tasks.append(task)
-        running = self._running.get(graph_task_id)
-        if running is None:
-            self._running[graph_task_id] = [task]
-            Variable._execution_engine.queue_callback(partial(self._end_graph_task, graph_task_id))
-        else:
-            running.append(task)
-
-    def _end_graph_task(self, graph_task_id: int) -> None:
-        thread = self._thread()
-        for task in self._running.pop(graph_task_id, ()):
-            if task not in thread.graph_tasks:
-                # It ran on another thread; the user's hooks are called on this one, and find its calls open.
-                thread.graph_tasks.append(task)
-            while task.call is not None:
-                self._end_backward(task, None)
-            task.ended = True
-        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.ended]
-
-    def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
-        """End the backward of calls that are not around `call`, and begin that of those that are."""
-        around = set() if call is None else set(call.chain())
-        while task.call is not None and task.call not in around:
-            self._end_backward(task, gradient)
-        opening: list[Call] = []
-        while call is not task.call:
-            assert call is not None
-            opening.append(call)
-            call = call.outer
-        for inner in reversed(opening):
-            task.call = inner
-            if self.pre_bw is not None:
-                self.pre_bw(inner.module(), (gradient,))
-
-    def _end_backward(self, task: LiveGraphTask, gradient: Tensor | None) -> None:
-        call = task.call
-        assert call is not None
-        known = task.gradients.pop(call, None)
-        if call not in task.notified and self.post_bw is not None:
-            if gradient is not None and call.inputs:
-                # The node that runs now can be the one whose gradient was waited for.
-                running_edge = (_current_node()._sequence_nr(), 0)
-                known = [gradient if edge == running_edge else None for edge in call.inputs] if known is None else known
-            self.post_bw(call.module(), () if known is None else (known,))
-        task.notified.discard(call)
-        task.call = call.outer
-
-    def on_input_gradient(self, call: Call, index: int, gradient: Tensor) -> None:
-        """Take the gradient of `call.inputs[index]`; with the last of them `post_bw` is called."""
-        tasks = self._thread().graph_tasks
-        if self.post_bw is None or not tasks or tasks[-1].id != current_graph_task():
-            return
-        task = tasks[-1]
-        if task.call is None or call in task.notified or call not in set(task.call.chain()):
-            return
-        known = task.gradients.setdefault(call, [None] * len(call.inputs))
-        known[index] = gradient
-        if all(value is not None for value in known):
-            task.notified.add(call)
-            del task.gradients[call]
-            self.post_bw(call.module(), (known,))
-
-
-_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class NamedModule(NamedTuple):
@@ -164,7 +36,7 @@ class NamedModule(NamedTuple):
     module: weakref.ref[nn.Module]  # the module
 
 
-class Follower(_BackwardFollower):
+class Follower(SegmentHooks[LiveThread]):
     """Knows which calls are open now, on the thread that asks; calls the user's hooks where they begin and end.
 
     Args:
@@ -172,25 +44,41 @@ class Follower(_BackwardFollower):
     """
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
-        super().__init__(follow_graphs_after_exit)
-        self._names = ModuleNames(NameTable(), None, self._forget, strip_wrappers=False, tell_apart=False)
-        self._dead = self._names.dead
+        super().__init__(LiveThread)
+        self._thread = self._threads.get
+        self._running: dict[int, list[LiveGraphTask]] = {}
+        self._follow_graphs_after_exit = follow_graphs_after_exit
+        self.on_segment_start = self._on_node
+        self._active = False
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NamedModule]] = {}
+        self._names = ModuleNames(
+            NameTable(),
+            None,
+            lambda module_id: self._names_by_module.pop(module_id, None),
+            strip_wrappers=False,
+            tell_apart=False,
+        )
+        self._dead = self._names.dead
         self._roots: WeakMap[nn.Module, str] = WeakMap()  # their names
         self._inputs = InputHooks(self.on_input_gradient)
         self.pre_fw: Hook | None = None  # called with (module, args) when a call was entered
         # Called with (module, args, output) before a call is left; output is None if it raised.
         self.post_fw: Hook | None = None
+        # Called with (module or None, gradients of outputs) when the backward of a call began.
+        self.pre_bw: Hook | None = None
+        # Called with (module or None, gradients of inputs) when all gradients of its inputs are known, at the latest
+        # when its backward ends.
+        self.post_bw: Hook | None = None
 
     def start(self) -> None:
         """Start following: wrap `nn.Module.__call__`."""
-        self.active = True
+        self._active = True
         _PATCH.add(self)
 
     def stop(self) -> None:
         """Stop following and restore `nn.Module.__call__`."""
-        self.active = False
+        self._active = False
         _PATCH.remove(self)
 
     def active_names(self) -> set[str]:
@@ -243,7 +131,7 @@ class Follower(_BackwardFollower):
         if self.post_bw is not None:
             # Before the outer call's own hooks on the same nodes, which end the backward of this call.
             self._inputs.wait(call, inputs)
-        sequence = _sequence()
+        sequence = sequence_number()
         if sequence != outer.segment_start_seq:
             self.close_segment(thread, outer, inputs, sequence)
         depth += 1
@@ -281,7 +169,7 @@ class Follower(_BackwardFollower):
     def pop(self, frame: LiveFrame, output: object) -> None:
         """End a call as `exit` does, without the user's hook."""
         thread = frame.thread
-        sequence = _sequence()
+        sequence = sequence_number()
         # An interrupt between an inner call's enter and its try can have left inner frames open.
         thread.stack_depth = depth = frame.depth - 1
         if sequence != frame.entry_seq:
@@ -302,8 +190,107 @@ class Follower(_BackwardFollower):
             self._roots[module] = fqn
         return named
 
-    def _forget(self, module_id: int) -> None:
-        self._names_by_module.pop(module_id, None)
+    def backward_calls(self, thread: LiveThread) -> Iterator[Call]:
+        """Yield the calls whose backward runs on this thread, innermost first."""
+        if not thread.graph_tasks or current_graph_task() == NO_GRAPH_TASK:
+            return
+        last = thread.graph_tasks[-1]
+        for task in reversed(thread.graph_tasks):
+            if task.call is not None and not task.ended and (task is last or task.nesting_depth < last.nesting_depth):
+                yield from task.call.chain()
+
+    def _on_node(self, call: Call | None, gradient: Tensor) -> None:
+        if not (self._active or self._follow_graphs_after_exit):
+            return
+        thread = self._thread()
+        graph_task_id = current_graph_task()
+        if not thread.graph_tasks or thread.graph_tasks[-1].id != graph_task_id:
+            if graph_task_id == NO_GRAPH_TASK:
+                return
+            self._begin_graph_task(thread, graph_task_id)
+        task = thread.graph_tasks[-1]
+        if task.call is not call and (not self.ends_early or node_runs(list(self.ends_early.values()))):
+            if self.pre_bw is None and self.post_bw is None:
+                task.call = call
+            else:
+                self._switch_call(task, call, gradient)
+
+    def _begin_graph_task(self, thread: LiveThread, graph_task_id: int) -> None:
+        tasks, depth = thread.graph_tasks, backward_nesting_depth()
+        # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
+        # the one before ended by an exception; the engine has no callback for that.
+        tasks[:] = [
+            task
+            for task in tasks
+            if not task.ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
+        ]
+        for task in tasks:
+            if task.id == graph_task_id:
+                tasks.remove(task)
+                tasks.append(task)
+                return
+        task = LiveGraphTask(graph_task_id, depth)
+        tasks.append(task)
+        running = self._running.get(graph_task_id)
+        if running is None:
+            self._running[graph_task_id] = [task]
+            Variable._execution_engine.queue_callback(partial(self._end_graph_task, graph_task_id))
+        else:
+            running.append(task)
+
+    def _end_graph_task(self, graph_task_id: int) -> None:
+        thread = self._thread()
+        for task in self._running.pop(graph_task_id, ()):
+            if task not in thread.graph_tasks:
+                # It ran on another thread; the user's hooks are called on this one, and find its calls open.
+                thread.graph_tasks.append(task)
+            while task.call is not None:
+                self._end_backward(task, None)
+            task.ended = True
+        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.ended]
+
+    def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
+        """End the backward of calls that are not around `call`, and begin that of those that are."""
+        chain = set() if call is None else set(call.chain())
+        while task.call is not None and task.call not in chain:
+            self._end_backward(task, gradient)
+        opening: list[Call] = []
+        while call is not task.call:
+            assert call is not None
+            opening.append(call)
+            call = call.outer
+        for inner in reversed(opening):
+            task.call = inner
+            if self.pre_bw is not None:
+                self.pre_bw(inner.module(), (gradient,))
+
+    def _end_backward(self, task: LiveGraphTask, gradient: Tensor | None) -> None:
+        call = task.call
+        assert call is not None
+        gradients = task.gradients.pop(call, None)
+        if call not in task.notified and self.post_bw is not None:
+            if gradient is not None and call.inputs and gradients is None:
+                # The node that runs now can be the one whose gradient was waited for.
+                running_edge = (current_node()._sequence_nr(), 0)
+                gradients = [gradient if edge == running_edge else None for edge in call.inputs]
+            self.post_bw(call.module(), () if gradients is None else (gradients,))
+        task.notified.discard(call)
+        task.call = call.outer
+
+    def on_input_gradient(self, call: Call, index: int, gradient: Tensor) -> None:
+        """Take the gradient of `call.inputs[index]`; with the last of them `post_bw` is called."""
+        tasks = self._thread().graph_tasks
+        if self.post_bw is None or not tasks or tasks[-1].id != current_graph_task():
+            return
+        task = tasks[-1]
+        if task.call is None or call in task.notified or call not in set(task.call.chain()):
+            return
+        gradients = task.gradients.setdefault(call, [None] * len(call.inputs))
+        gradients[index] = gradient
+        if all(value is not None for value in gradients):
+            task.notified.add(call)
+            del task.gradients[call]
+            self.post_bw(call.module(), (gradients,))
 
 
 def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
