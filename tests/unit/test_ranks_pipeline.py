@@ -93,7 +93,7 @@ class Pipeline(RankTables):
             return take(self.table, (self.table.step >= first) & (self.table.step < last))
         number, time = np.empty(0, np.int32), np.empty(0, np.int64)
         if kind is RangeTable:
-            return kind([], number, number, number, time, time, number.astype(np.int8), number.astype(np.bool_))
+            return kind([], number, number, number, number.astype(np.int8), time, time, number.astype(np.bool_))
         if kind is StepTable:
             return kind(number, number, time)
         spans: Any = self._spans(ranks or range(RANKS), first, last)

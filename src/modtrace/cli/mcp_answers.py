@@ -189,7 +189,7 @@ def longest_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def thread_rows(threads: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the first threads are in that are in anything, as `RankState.to_dict` has them."""
+    """Return the rows of the first threads that are in a call, from the values of `RankState.to_dict`."""
     inside = [thread for thread in threads if thread["stack"]][:_PARTS]
     return [
         {

@@ -51,7 +51,7 @@ _QUIET_NS = 1_000_000_000
 
 
 def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: int) -> RankRates:
-    """Return what a process did in the last seconds of its ring, until now or its last event, and `max_events`."""
+    """Return the work of a process in the last seconds of its ring, until now or its last event; of `max_events`."""
     now = read_clocks()
     analysis = RingAnalysis(read_ring(path, max_events))
     state = rank_state_of(path, analysis, now)
@@ -104,7 +104,7 @@ class ModuleRate(NamedTuple):
 
 
 def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[ModuleRate]:
-    """Return what each module takes, in the order in which modules were first called."""
+    """Return the times of each module, in the order in which modules were first called."""
     measured = [rank for rank in ranks if rank.rows and rank.window_ns]
     shares_of: dict[str, Float64Array] = {}
     busiest: dict[str, tuple[float, int | None]] = {}
@@ -369,7 +369,7 @@ class RingFollower:
         return take_steps(timeline, inside[0].number, None if is_open else inside[-1].number + 1)
 
     def read_since(self, start_ns: int) -> RingSnapshot:
-        """Return what the ring holds from the step on that a moment is in; its last events if no step is known."""
+        """Return the events of the ring from the step on that a moment is in; its last ones if no step is known."""
         since = [step for step in self.last_steps if step.end_ns > start_ns]
         before = [step.end_serial for step in self.last_steps if since and step.number < since[0].number]
         first_serial = before[-1] if before else 0 if since else self.recorded - _FIRST_STEP_EVENTS
@@ -378,7 +378,7 @@ class RingFollower:
 
 
 def _since(snapshot: RingSnapshot, serial: int) -> RingSnapshot:
-    """Return what a ring held from an event on."""
+    """Return the snapshot of a ring without the events before a serial number."""
     slots = snapshot.slots
     if slots.overwritten >= serial:
         return snapshot

@@ -154,7 +154,7 @@ def _join(record: FlightRecord, ring: RankState | None, with_ranks: Callable[[Gr
 
 
 def _key(hang: Hang) -> tuple[Group, str, tuple[int, ...], tuple[int, ...]]:
-    """Return what identifies a hang: its group, and for a send or receive who waits for whom."""
+    """Return the identity of a hang: its group, and for a send or receive who waits for whom."""
     group = hang.group._replace(description="")
     if hang.operator not in ("send", "recv"):
         return group, "", (), ()

@@ -86,7 +86,7 @@ def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
 
 
 def _stream_keys(streams: Sequence[StreamState]) -> tuple[StreamKey, ...]:
-    """Return what distinguishes streams, also if the devices of ranks have different numbers."""
+    """Return the keys of streams, which are equal also if the devices of ranks have different numbers."""
     devices = sorted({stream.device for stream in streams})
     keys = []
     for stream in streams:
@@ -203,7 +203,7 @@ def pending_call(state: RankState) -> str:
 
 
 def blocked_calls(state: RankState, by_flight_recorder: bool = False) -> list[tuple[Blocked, str]]:
-    """Return what a rank has called and not completed, with which call that is, in words."""
+    """Return the calls that a rank has not completed, each with its description."""
     calls = [
         (progress.blocked, format_call(progress.blocked, progress.group, by_flight_recorder))
         for progress in state.progress.groups
@@ -274,7 +274,7 @@ def by_place(states: Sequence[RankState], waits: Mapping[int, str]) -> list[tupl
 
 
 def workers(state: RankState) -> dict[int, str]:
-    """Return what the child processes do of a process that waits for its DataLoader, see `child_processes`."""
+    """Return the places of the child processes of a process that waits for its DataLoader, see `child_processes`."""
     thread = _main_thread(state)
     is_loading = thread is not None and thread.calls[-1].phase == "data loading"
     return child_processes(state.pid) if is_loading and state.state == "running" and state.known_pid else {}

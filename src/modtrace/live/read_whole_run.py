@@ -17,7 +17,7 @@ _SHOWN_MODULES = 10
 
 
 def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | None = None) -> Mapping[str, Any] | None:
-    """Return what a watcher wrote of the run whose end a ring holds; None if none did, or of another run."""
+    """Return the values that a watcher wrote of the run in a ring; None if none did, or it was another run."""
     path = whole_run_path(os.fspath(ring))
     try:
         with open_regular(path) as file:

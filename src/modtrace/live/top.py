@@ -170,7 +170,7 @@ def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) ->
 
 
 def _parts_line(ranks: Sequence[RankRates]) -> str:
-    """Return what part of its steps a rank spends on what, as the mean over ranks (`data loading 6% · forward 28%`)."""
+    """Return the share of each part of the steps, as the mean over ranks (`data loading 6% · forward 28%`)."""
     measured = [rank.parts for rank in ranks if rank.parts]
     if not measured:
         return ""

@@ -181,7 +181,7 @@ class WhereResult:
         }
 
     def to_json(self) -> str:
-        """Return what `to_dict` does as JSON text."""
+        """Return the values of `to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 

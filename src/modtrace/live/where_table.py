@@ -110,7 +110,7 @@ def _since_ns(rank: RankState, stream: StreamState) -> int:
 
 
 def _format_streams(streams: Sequence[StreamState]) -> str:
-    """Return what the same stream of ranks of a group is in, and how many calls are queued behind that."""
+    """Return the place that a stream of each rank of a group is in, and how many calls are queued behind it."""
     first = streams[0]
     where = (format_stack(first.calls) or "no module") + (f", in {first.collective}" if first.collective else "")
     if not first.is_known:

@@ -114,7 +114,7 @@ def read_ranks(
     steps: StepRange | None = None,
     executor: Executor | None = None,
 ) -> list[T]:
-    """Return what is taken of each rank in the time of the job, in the order of the files."""
+    """Return the result of `take` for each rank in the time of the job, in the order of the files."""
     groups = group_by_size(files, _BYTES_AT_ONCE, _RANKS_AT_ONCE)
     items = [[(file._replace(path=file.path.absolute()), job[file.rank]) for file in group] for group in groups]
     taken = map_in_processes(partial(_read_group, take, steps), items, 1, executor)
@@ -188,7 +188,7 @@ def read_fitting(
 
 
 def _cost_by_levels(rank: RankTimeline) -> list[int]:
-    """Return what a rank takes in a Perfetto trace with one level of modules, with two, and so on."""
+    """Return the bytes of a rank in a Perfetto trace with one level of modules, with two, and so on."""
     slices = rank.timeline.slices
     of_level = np.bincount(slices.depth[slices.kind == MODULE], minlength=1)
     others = (len(slices) - int(of_level.sum())) * _OTHER_BYTES

@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes) -> "Part":
-        """Return what a file says; raises ValueError, TypeError or LookupError if that is something else."""
+        """Parse the text of a file; raises ValueError, TypeError or LookupError if it describes no part."""
         values = orjson.loads(text)
         ranks, steps = [RankEntry(**record) for record in values["ranks"]], values["steps"]
         part = cls(Reference(**values["reference"]), values["measurements"], ranks, steps)

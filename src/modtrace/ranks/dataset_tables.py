@@ -27,7 +27,7 @@ from .dataset_files import (
     read_parts,
 )
 from .rank_folder import Place
-from .rank_tables import ROW_KINDS, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, Table
+from .rank_tables import NUMBERED, ROW_KINDS, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, Table
 
 FOLDERS: Mapping[type, str] = {
     SpanTable: "spans",
@@ -58,68 +58,62 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-_OF_ALL = ("rank", "step")
-_SPANS = (
-    *(*_OF_ALL, "track", "phase", "fqn", "module_class", "call", "start_ns", "duration_ns", "self_ns", "depth"),
-    *("flops", "retained_bytes", "peak_bytes"),
-)
-_COLLECTIVES = (*_OF_ALL, "operator", "group", "peer", "kind", "counter", "start_ns", "end_ns", "done_ns", "bytes")
-_COLUMNS = {
-    SpanTable: _SPANS,
-    CollectiveTable: _COLLECTIVES,
-    StepTable: (*_OF_ALL, "end_ns"),
-    RangeTable: (*_OF_ALL, "range", "category", "start_ns", "end_ns", "apart"),
+_COLUMN_OF = {
+    "self_time": "self_ns",
+    "place": "range",
+    "nbytes": "bytes",
+    "retained": "retained_bytes",
+    "peak": "peak_bytes",
+    **{time: f"{time}_ns" for time in ("start", "duration", "end", "done")},
 }
-_FIELDS = {"fqn": "name", "module_class": "name", "self_ns": "self_time", "bytes": "nbytes", "range": "place"}
-_FIELDS |= {"retained_bytes": "retained", "peak_bytes": "peak"}
-"""The fields that columns are made of; of others it is the column's name without its unit."""
+"""The columns of fields that have another name than the field."""
 _SMALL = ("track", "depth")
-"""Columns of 16 bits."""
+"""Fields of 16 bits."""
 _KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS, "category": CATEGORIES}
 _END_BYTES = 1 << 16
 """How much of a file's end Arrow reads to see where its columns are."""
 _READERS = 16
 """How many files are read at a time."""
-_OWN_TEXTS = {"operator": "operators", "group": "groups", "range": "places"}
-"""Columns of texts, and the fields that have them."""
-_LAYOUT = ds.ParquetFileFormat(
-    read_options=ds.ParquetReadOptions(dictionary_columns=["fqn", "module_class", *_KNOWN_TEXTS, *_OWN_TEXTS])
-)
+_TEXTS_OF = {number: texts for texts, number in NUMBERED.items() if texts != "names"}
+"""Fields of numbers, and the fields with the texts that they point into."""
+_TEXT_COLUMNS = ["fqn", "module_class", *_KNOWN_TEXTS, *(_COLUMN_OF.get(field, field) for field in _TEXTS_OF)]
+_LAYOUT = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(dictionary_columns=_TEXT_COLUMNS))
 
 
 def to_arrow(table: SpanTable | CollectiveTable | StepTable | RangeTable) -> pa.Table:
     """Return a table with names, phases, operators and the like as texts."""
-    texts = {**_KNOWN_TEXTS, **{column: getattr(table, field, ()) for column, field in _OWN_TEXTS.items()}}
-    if isinstance(table, SpanTable):
-        texts["fqn"], texts["module_class"] = ([name[part] for name in table.names] for part in (1, 2))
+    texts = {**_KNOWN_TEXTS, **{field: getattr(table, own, ()) for field, own in _TEXTS_OF.items()}}
     columns = {}
-    for column in _COLUMNS[type(table)]:
-        values = getattr(table, _FIELDS.get(column, column.removesuffix("_ns")))
-        columns[column] = values.astype(np.int16) if column in _SMALL else values
-        if column in texts:
-            columns[column] = _texts(texts[column], values)
+    for field in (field for field in table._fields if field not in NUMBERED):
+        values, column = getattr(table, field), _COLUMN_OF.get(field, field)
+        if isinstance(table, SpanTable) and field == "name":
+            columns["fqn"] = _texts([name.fqn for name in table.names], values)
+            columns["module_class"] = _texts([name.module_class for name in table.names], values)
+        elif field in texts:
+            columns[column] = _texts(texts[field], values)
+        else:
+            columns[column] = values.astype(np.int16) if field in _SMALL else values
     return pa.table(columns)
 
 
 def from_arrow(kind: type[Table], table: pa.Table) -> Table:
     """Return a table of one kind; names of modules lack what a slice is called."""
     fields: dict[str, Any] = {}
-    for column in _COLUMNS[kind]:
-        field = _FIELDS.get(column, column.removesuffix("_ns"))
-        if column in _KNOWN_TEXTS:
+    for field in kind._fields:
+        column = _COLUMN_OF.get(field, field)
+        if field in _KNOWN_TEXTS:
             texts, code = _codes(table[column])
-            fields[field] = np.array([_KNOWN_TEXTS[column].index(text) for text in texts] or [0], np.int8)[code]
-        elif column in _OWN_TEXTS:
-            fields[_OWN_TEXTS[column]], fields[field] = _codes(table[column])
-        elif field != "name":
-            fields[field] = table[column].to_numpy()
-            if column in _SMALL:
-                fields[field] = fields[field].astype(np.int32)
-    if kind is SpanTable:
-        (fqns, fqn), (classes, module_class) = _codes(table["fqn"]), _codes(table["module_class"])
-        pairs, name = np.unique(fqn.astype(np.int64) << 32 | module_class, return_inverse=True)
-        fields["names"] = [Name("", fqns[pair >> 32], classes[pair & 0xFFFFFFFF]) for pair in pairs.tolist()]
-        fields["name"] = name.astype(np.int32)
+            fields[field] = np.array([_KNOWN_TEXTS[field].index(text) for text in texts] or [0], np.int8)[code]
+        elif field in _TEXTS_OF:
+            fields[_TEXTS_OF[field]], fields[field] = _codes(table[column])
+        elif field == "name":
+            (fqns, fqn), (classes, module_class) = _codes(table["fqn"]), _codes(table["module_class"])
+            pairs, name = np.unique(fqn.astype(np.int64) << 32 | module_class, return_inverse=True)
+            fields["names"] = [Name("", fqns[pair >> 32], classes[pair & 0xFFFFFFFF]) for pair in pairs.tolist()]
+            fields["name"] = name.astype(np.int32)
+        elif field not in NUMBERED:
+            values = table[column].to_numpy()
+            fields[field] = values.astype(np.int32) if field in _SMALL else values
     return kind(**fields)
 
 
@@ -174,7 +168,7 @@ class DatasetTables(RankTables):
         if not self.time.is_moved:
             return table
         moved: dict[str, Any] = {
-            name: self.time.move(table.rank, getattr(table, name)) for name in _MOVED_FIELDS if name in table._fields
+            name: self.time.move(table.rank, getattr(table, name)) for name in _MOVED if name in table._fields
         }
         return table._replace(**moved)
 
@@ -228,13 +222,12 @@ class DatasetTables(RankTables):
             raise ModtraceError(f"{self.place}: cannot be read: {error}; delete it and pack again") from error
 
 
-_MOVED = ("start_ns", "end_ns", "done_ns")
-"""Columns that are moments, and no durations."""
-_MOVED_FIELDS = tuple(column.removesuffix("_ns") for column in _MOVED)
+_MOVED = ("start", "end", "done")
+"""Fields that are moments, and no durations."""
 
 
 def query(dataset: Place, sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
-    """Return what SQL says of the tables `spans`, `collectives`, `steps`, `ranges` and `ranks`.
+    """Return the answer of a SELECT over the tables `spans`, `collectives`, `steps`, `ranges` and `ranks`.
 
     Raises:
         ModtraceError: it is not a dataset, or the SQL is wrong.
@@ -252,7 +245,8 @@ def query(dataset: Place, sql: str, steps: tuple[int, int] | None = None) -> pa.
             for fragment in files.get_fragments():
                 fragment.ensure_complete_metadata()  # what is damaged is no fault of the SQL
             connection.register(f"{table} files", files)
-            times = [name for name in _MOVED if name in files.schema.names and tables.time.is_moved]
+            moments = [_COLUMN_OF[field] for field in _MOVED if tables.time.is_moved]
+            times = [column for column in moments if column in files.schema.names]
             moved = ", ".join(f"job_time(rank, {name}) AS {name}" for name in times)
             columns = f"* REPLACE ({moved})" if times else "*"
             # Texts of ours in SQL: the names of tables and columns, and numbers.
@@ -267,7 +261,7 @@ def _move(time: JoinedTime, rank: pa.ChunkedArray, time_ns: pa.ChunkedArray) -> 
 
 
 def query_each_bucket(dataset: Place, sql: str, then: str | None = None, executor: Executor | None = None) -> pa.Table:
-    """Return what SQL says of each bucket of steps, below each other in their order; `then` asks these as `results`."""
+    """Return the answers of a SELECT over each bucket of steps, one below the other; `then` asks them as `results`."""
     tables = DatasetTables(dataset)
     ask = partial(query, tables.place, sql)
     by_bucket = dict(map_in_processes(ask, tables.buckets(), processor_count(), executor))

@@ -55,7 +55,7 @@ def is_url(place: Place) -> bool:
 
 
 def absolute(place: Place) -> str:
-    """Return what another process, whose working folder may be another one, knows a place by."""
+    """Return the name of a place for another process, whose working folder may be another one."""
     return os.fspath(place) if is_url(place) else os.path.abspath(place)
 
 
@@ -333,7 +333,7 @@ def load_collectives(file: RankRecording) -> Collectives:
 
 
 def _reader(path: Path) -> ReadRing:
-    """Return what reads the events of a ring, in own time."""
+    """Return a function that reads the events of a ring, in own time."""
     log = RingLog()
 
     def read(serials: range | None, without: Collection[Kind]) -> RingSnapshot:

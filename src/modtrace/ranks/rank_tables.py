@@ -96,17 +96,17 @@ class RangeTable(NamedTuple):
     rank: Int32Array
     step: Int32Array
     place: Int32Array
+    category: Int8Array  # index into `CATEGORIES`
     start: Int64Array  # Unix ns
     end: Int64Array  # Unix ns
-    category: Int8Array  # index into `CATEGORIES`
     # Whether it is in no module, holds none, and is in no such range; of those of `FOR_ITSELF` on a thread with modules
     # always. These are what slow ranks are told by.
     apart: BoolArray
 
 
 Table = TypeVar("Table", SpanTable, CollectiveTable, StepTable, RangeTable)
-_NUMBERED = {"names": "name", "operators": "operator", "groups": "group", "places": "place"}
-"""Fields with what others point into."""
+NUMBERED = {"names": "name", "operators": "operator", "groups": "group", "places": "place"}
+"""Fields of texts, and the fields with numbers that point into them."""
 
 
 def take(table: Table, index: AnyArray) -> Table:
@@ -119,7 +119,7 @@ def take(table: Table, index: AnyArray) -> Table:
 def join_tables(parts: Sequence[Table]) -> Table:
     """Return the rows of several tables as one; `parts` is not empty."""
     columns: dict[str, Any] = {field: [getattr(part, field) for part in parts] for field in parts[0]._fields}
-    for texts, index in _NUMBERED.items():
+    for texts, index in NUMBERED.items():
         if texts in columns:
             numbers: dict[Any, int] = {}
             place = [[numbers.setdefault(text, len(numbers)) for text in part] or [0] for part in columns[texts]]
@@ -128,7 +128,7 @@ def join_tables(parts: Sequence[Table]) -> Table:
             ]
             columns[texts] = list(numbers)
     arrays: dict[str, Any] = {
-        field: values if field in _NUMBERED else np.concatenate(values) for field, values in columns.items()
+        field: values if field in NUMBERED else np.concatenate(values) for field, values in columns.items()
     }
     joined: Table = type(parts[0])(**arrays)
     return joined

@@ -120,7 +120,7 @@ class ClockMap:
         return Offset(self._offset_ns + offset.astype(np.int64), np.ceil(bound).astype(np.int64))
 
     def to_other(self, time_ns: npt.ArrayLike) -> Int64Array:
-        """Return what the other clock shows at some own nanoseconds; the order of times is kept."""
+        """Return the time of the other clock at some own nanoseconds; the order of times is kept."""
         since = self._since(time_ns)
         offset = np.rint(self._offset_at(since)).astype(np.int64)
         return np.asarray(time_ns, np.int64) + (self._offset_ns + offset)
@@ -236,7 +236,7 @@ class ClockTree:
         return self._chain(clock)[-1]
 
     def to_root(self, clock: str, time_ns: npt.ArrayLike) -> Offset:
-        """Return what to add to times of a clock to get the root's, and how far that is off at most."""
+        """Return the offsets to add to times of a clock to get the root's, and how far they are off at most."""
         time = np.atleast_1d(np.asarray(time_ns, np.int64))
         offset, bound = np.zeros(len(time), np.int64), np.zeros(len(time), np.int64)
         for step in self._chain(clock)[:-1]:

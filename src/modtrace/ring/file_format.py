@@ -136,7 +136,7 @@ def pack_header(path: str, capacity: int, metadata: Mapping[str, object], writer
 
 
 def parse_header(path: str, head: bytes) -> FileHeader:
-    """Return what the first `SLOTS_OFFSET` bytes of a file say; raises RingError if they are no whole header."""
+    """Parse the first `SLOTS_OFFSET` bytes of a file; raises RingError if they are no whole header."""
     if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise RingError(f"{path}: not a ring file (it does not begin with {MAGIC.decode()} and a header)")
     _, version, _, capacity, slots_offset, log_start, length, crc = HEADER.unpack_from(head)

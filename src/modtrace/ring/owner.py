@@ -85,7 +85,7 @@ def name_digest(path: str) -> str:
 
 
 def describe_writer(lock: WriterLock, path: str) -> dict[str, object]:
-    """Return what the header says of this process."""
+    """Return the description of this process for the header."""
     status = os.fstat(lock.fd)
     # Where the lock can be seen: in the same file, and not in a copy, as far as this kernel runs.
     where = {"device": status.st_dev, "inode": status.st_ino} if lock.is_held else {}

@@ -87,7 +87,7 @@ class Ring:
         self.names.anchor()
 
     def make_writer(self, clock: Callable[[], int] = time.monotonic_ns) -> WriteSlot:
-        """Return what writes one event from Python, on any thread; one per ring, since it counts serials."""
+        """Return the function that writes an event from Python, on any thread; one per ring, as it counts serials."""
         buffer, offset, capacity = self.buffer, self.offset, self.capacity
         serials = itertools.count().__next__
         pack = struct.Struct(f"{WORDS_PER_SLOT}q").pack_into

@@ -52,7 +52,7 @@ _executor_option = click.option(
 
 @contextmanager
 def _open_executor(address: str | None) -> "Iterator[Executor | None]":
-    """Yield what runs the parts of a command; None: this machine."""
+    """Yield the executor of the parts of a command; None: this machine."""
     if address is None:
         yield None
         return

@@ -148,7 +148,7 @@ def _parser(option: Option) -> Callable[[str], Any]:
 
 
 def _completion(option: Option) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return what a shell's completion asks for the texts of an option."""
+    """Return the function that a shell's completion asks for the texts of an option."""
     return lambda _context, _parameter, begun: [text for text in option.suggestions if text.startswith(begun)]
 
 

@@ -75,7 +75,7 @@ def _to_dict(rank: "RankRates") -> dict[str, Any]:
 
 
 def read_rates(reader: "ParallelReader", rings: Sequence[str], seconds: float) -> "JobView":
-    """Return what the processes that write rings did in the last seconds."""
+    """Return the work of the processes that write rings in the last seconds."""
     from ...live.follow import read_rank_rates
     from ...live.top import JobView
     from ...ring import find_rings

@@ -101,7 +101,7 @@ class LikeModuleTimes(NamedTuple):
 
 
 def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModuleTimes:
-    """Return what the modules of some ranks took."""
+    """Return the self times of the modules of some ranks."""
     fqns: dict[str, int] = {}
     likes: dict[tuple[str, str], int] = {}
     rows = [np.empty((6, 0), np.int64)]
@@ -155,7 +155,7 @@ _MAX_CANDIDATES = 8
 def late_senders(
     table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, *, first: int, last: int
 ) -> list[tuple[StepFinding, Int64Array]]:
-    """Return what each step with messages says, and by how much own times are shorter without its rank's excess, ns."""
+    """Return the finding of each step with messages, and by how many ns its rank's own times are too long."""
     events, late = replay.events, _late_to_messages(table)
     steps = np.unique([step for _, step in late if first <= step < last]).tolist()
     if not steps:

@@ -119,7 +119,7 @@ Verdict = Literal["late", "even", "cannot tell"]
 
 
 def place_text(fqn: str, phase: str) -> str:
-    """Return what a sentence calls a module, a range, or what is in neither."""
+    """Return the name in a sentence of a module, of a range, or of the time in neither."""
     if phase == IN_RANGE:
         return fqn
     return f"{fqn} {phase}" if fqn != OUTSIDE else "(outside modules)"
@@ -255,7 +255,7 @@ class LateStep(NamedTuple):
 
 
 def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
-    """Return what each step says, in order."""
+    """Return the finding of each step, in order."""
     noise = _noise(arrivals)
     is_steady, least, usual_own = _steady_excess(arrivals, noise)
     # Only the last one keeps others waiting, and by no more than it is late at most.
@@ -340,7 +340,7 @@ def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
 
 
 def noise_limit(squares: Float64Array, count: Int64Array) -> Float64Array:
-    """Return what the sums of some excesses must exceed if the largest of `count` is looked at."""
+    """Return the limit that sums of excesses must exceed if the largest of `count` is looked at."""
     limit: Float64Array = np.maximum(MIN_NOISES, 1 + np.sqrt(2 * np.log(np.maximum(count, 2)))) * np.sqrt(squares)
     return limit
 
@@ -412,7 +412,7 @@ class _Layer(NamedTuple):
 def _layers(
     rank: int, spans: SpanTable, ranges: RangeTable, own_time: OwnTime, number_of: Int64Array
 ) -> Iterator[_Layer]:
-    """Yield what a rank was in: each range of `FOR_ITSELF` before all others, whose time is then without it.
+    """Yield the places that a rank was in: each range of `FOR_ITSELF` before all others, whose time is then without it.
 
     `number_of` has the number of each module in each phase; those of ranges follow.
     """

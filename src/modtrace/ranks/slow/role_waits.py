@@ -106,7 +106,7 @@ class _Process(NamedTuple):
 
 
 def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes | None:
-    """Return what the processes of a job did in the steps from `first` to before `last`; None if it has one role."""
+    """Return the work and waits of a job in the steps from `first` to before `last`; None if it has one role."""
     processes = {
         world << RANK_BITS | rank: (role, rank)
         for world, tables in enumerate(worlds)
@@ -273,7 +273,7 @@ def _place_times(process: _Process, edges: Int64Array) -> dict[_Place, Float64Ar
 
 
 def join_role_times(parts: Iterable[RoleTimes | None]) -> RoleTimes | None:
-    """Return what parts of a run say together, in their order; None if it has one role."""
+    """Return the times of all parts of a run, in their order; None if it has one role."""
     in_order = [part for part in parts if part is not None]
     if not in_order:
         return None
@@ -333,14 +333,14 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
 
 
 def _times_in(times: RoleTimes, holders: Sequence[int], places: Sequence[_Place]) -> tuple[Float64Array, Float64Array]:
-    """Return what processes took by place, process and step, and the same to compare by."""
+    """Return the time by place, process and step; and the same times without those of few steps, to compare by."""
     none = np.zeros(len(times.length))
     took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
     return took, np.minimum(took, _made_again(took)[..., None])
 
 
 def _made_again(times: Float64Array) -> Float64Array:
-    """Return what each row reaches in `_AGAIN` steps."""
+    """Return the time that each row reaches in `_AGAIN` steps."""
     reached: Float64Array = np.sort(times)[..., max(times.shape[-1] - _AGAIN, 0)]
     return reached
 

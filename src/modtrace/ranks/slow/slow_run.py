@@ -161,7 +161,7 @@ class SlowRun:
         return self._sentences(bool(self.waits))
 
     def name(self, rank: int) -> str:
-        """Return what a process is called in sentences and tables (`rollout 2`, `rank 2`)."""
+        """Return the name of a process in sentences and tables (`rollout 2`, `rank 2`)."""
         return process_label(self.role_of.get(rank, ""), rank)
 
     def _sentences(self, roles_wait: bool) -> list[str]:
@@ -343,7 +343,7 @@ class SlowRun:
         }
 
     def to_json(self) -> str:
-        """Return what `to_dict` does as JSON text."""
+        """Return the values of `to_dict` as JSON text."""
         return json.dumps(self.to_dict()) + "\n"
 
 
@@ -396,7 +396,7 @@ _STEP_COLUMNS = (
 
 
 def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
-    """Return what the parts of a run say together."""
+    """Return the findings of all parts of a run together."""
     in_order = sorted((part for part in parts if part.steps), key=lambda part: part.steps[0].step)
     steps = [step for part in in_order for step in part.steps]
     ranks = len(np.unique(np.concatenate([part.ranks for part in in_order]))) if in_order else 0
