@@ -291,9 +291,7 @@ class PythonEngine(SegmentHooks[ThreadState]):
             depth = thread.stack_depth
             outer = thread.frames[depth]
             if depth == 0:
-                self.finish_notes()
-                if _profiler_enabled() and not self.operators.is_running:
-                    self._write_sync_mark()
+                self._begin_outermost()
             sequence = sequence_number()
             if sequence != outer.segment_start_seq and not is_backward_compiled():
                 self.close_segment(thread, outer, (args, kwargs) if kwargs else args, sequence)
@@ -309,15 +307,9 @@ class PythonEngine(SegmentHooks[ThreadState]):
                 thread.noted_sequence = sequence
                 self.reruns.note(module, (*args, *kwargs.values()), sequence)
             graph_task = current_graph_task()
-            runs_again = False
-            if graph_task == NO_GRAPH_TASK:
-                while thread.graph_tasks:  # outside of backward: they ended by an exception
-                    self._graph_tasks.abandon(thread)
-            elif outer.graph_task == graph_task:
-                runs_again = outer.call_id & RECOMPUTE_BIT != 0
-            else:
-                runs_again = self.reruns.runs_again(module, (*args, *kwargs.values()))
-            if not runs_again:
+            if graph_task == NO_GRAPH_TASK and thread.graph_tasks:
+                self._graph_tasks.abandon_all(thread)
+            if graph_task == NO_GRAPH_TASK or not self._runs_again(module, args, kwargs, outer, graph_task):
                 call_index = next_forward() & CALL_INDEX_MASK
                 call_key, enter_kind, exit_kind = call_index, _FORWARD_ENTER, _FORWARD_EXIT
                 if depth == 0 and module.__dict__.get("training") is False:
@@ -337,23 +329,37 @@ class PythonEngine(SegmentHooks[ThreadState]):
             frame.call_id = name << CALL_KEY_BITS | call_key
             frame.graph_task = graph_task
             frame.exit_meta = exit_kind | bits
-            frame.index_bits = index_bits = call_index << SEQUENCE_BITS
+            frame.index_bits = call_index << SEQUENCE_BITS
             frame.entry_seq = frame.segment_start_seq = sequence
             frame.keywords_id = id(kwargs)
             if (tell := self.on_boundary) is not None:
                 if depth == 1:
                     tell("forward", module, (*args, *kwargs.values()))
                 self.operators.enter(name)
+            meta, value = enter_kind | bits, frame.index_bits | sequence & SEQUENCE_MASK
             try:
                 thread.stack_depth = depth
-                self._write(enter_kind | bits, index_bits | sequence & SEQUENCE_MASK)
+                self._write(meta, value)
             except BaseException:
-                self._undo_enter(frame, enter_kind | bits, index_bits | sequence & SEQUENCE_MASK)
+                self._undo_enter(frame, meta, value)
                 raise
         except Exception as error:
             self._on_error(error)
             return None
         return frame
+
+    def _begin_outermost(self) -> None:
+        self.finish_notes()
+        if _profiler_enabled() and not self.operators.is_running:
+            self._write_sync_mark()
+
+    def _runs_again(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outer: CallFrame, graph_task: int
+    ) -> bool:
+        """Whether a checkpoint makes this call, which is inside a graph task."""
+        if outer.graph_task == graph_task:
+            return outer.call_id & RECOMPUTE_BIT != 0
+        return self.reruns.runs_again(module, (*args, *kwargs.values()))
 
     @skip_all
     def innermost_called_with(self, kwargs: dict[str, Any]) -> CallFrame | None:

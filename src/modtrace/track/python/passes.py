@@ -139,7 +139,7 @@ class GraphTasks:
             and graph_tasks[-1].id != graph_task_id
             and (graph_tasks[-1].id not in self._running or graph_tasks[-1].nesting_depth >= depth > 0)
         ):
-            self.abandon(thread)
+            self._abandon(thread)
         if graph_tasks and graph_tasks[-1].id == graph_task_id:
             return
         if graph_task_id not in self._running:
@@ -147,7 +147,12 @@ class GraphTasks:
             Variable._execution_engine.queue_callback(partial(self._end, graph_task_id))
         graph_tasks.append(GraphTask(graph_task_id, depth))
 
-    def abandon(self, thread: ThreadState) -> None:
+    def abandon_all(self, thread: ThreadState) -> None:
+        """Write the ends of the thread's graph tasks where it runs none: they ended by an exception."""
+        while thread.graph_tasks:
+            self._abandon(thread)
+
+    def _abandon(self, thread: ThreadState) -> None:
         """Write the end of the thread's last graph task, which ended by an exception: torch has no callback for it."""
         self._write_over(thread, thread.graph_tasks[-1].id, ABANDONED_BIT)
         thread.graph_tasks.pop()
