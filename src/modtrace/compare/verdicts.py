@@ -14,19 +14,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from .._arrays import BoolArray, Float64Array, IndexArray
-from .noise import (
-    MAX_LOG,
-    MEDIAN_OF_SQUARE,
-    MIN_MODULES,
-    SINGLE_STEP_SPREAD,
-    SIZE_FREEDOM,
-    Estimate,
-    estimate,
-    machine_speeds,
-    noise_of,
-    student_quantile,
-    weighted_median,
-)
+from . import noise
+from .noise import Estimate
 from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, RunTimes, texts_by_key
 
 PART = "part"
@@ -198,7 +187,7 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     times = _measure(keys, [*before, *after], len(before))
     common = _common(times, before, after, calls)
     # What else runs slows a long part by another factor than the short modules in it: by that of the step, at most.
-    step = estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after))).difference
+    step = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after))).difference
     of_parts = common._replace(low=min(common.low, step), high=max(common.high, step))
     of_parts = of_parts if common.reach and common.cause != "work" else common
     alike = Counter(phase == PART for _, phase in times.keys)
@@ -206,9 +195,9 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     changes = [_uncompared(before, after, key, calls[key], common.off) for key in keys if key not in compared]
     for place, key in enumerate(times.keys):
         is_part, split = key[1] == PART, len(before)
-        reach = student_quantile(MODULES_OUTSIDE / alike[is_part], float(times.freedom[place]))
+        reach = noise.student_quantile(MODULES_OUTSIDE / alike[is_part], float(times.freedom[place]))
         error = math.sqrt(times.variance[place] * times.estimates[place].recordings)
-        measured = estimate(times.logs[place, :split], times.logs[place, split:])
+        measured = noise.estimate(times.logs[place, :split], times.logs[place, split:])
         half = math.hypot(reach * error, reach * common.response, calls[key].share_reach)
         sides = [[run for run in side if key in run.modules] for side in (before, after)]
         machine = of_parts if is_part else common
@@ -221,7 +210,7 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         compared=len(times.modules),
         common_ratio=math.exp(common.difference),
         common_cause=common.cause,
-        spread=math.sqrt(weighted_median(variance, np.exp(size - size.max(initial=0)))),
+        spread=math.sqrt(noise.weighted_median(variance, np.exp(size - size.max(initial=0)))),
     )
 
 
@@ -238,15 +227,17 @@ def _measure(keys: Sequence[Key], runs: Sequence[RunTimes], split: int) -> _Time
     chosen = np.flatnonzero(_in_enough(has[:, :split]) & _in_enough(has[:, split:]) & is_long)
     kept, logs, variances = [keys[row] for row in chosen.tolist()], logs[chosen], variances[chosen]
     modules = np.flatnonzero([phase != PART for _, phase in kept])
-    speeds = machine_speeds(logs[modules])
-    estimates = [estimate(row[:split], row[split:]) for row in logs - speeds]
+    speeds = noise.machine_speeds(logs[modules])
+    estimates = [noise.estimate(row[:split], row[split:]) for row in logs - speeds]
     size = np.array([measured.base + measured.difference / 2 for measured in estimates])
     # If something else ran beside a recording, its steps say more; it is cut from the mean of its side as well.
     within = np.nanmedian(variances, axis=1) if kept else np.zeros(0)
-    variance, freedom = noise_of(size, within, estimates)
+    variance, freedom = noise.noise_of(size, within, estimates)
     of_modules = [estimates[row] for row in modules.tolist()]
-    variance[modules], freedom[modules] = noise_of(size[modules], within[modules], of_modules)
-    return _Times(kept, modules, logs, estimate(speeds[:split], speeds[split:]), estimates, size, variance, freedom)
+    variance[modules], freedom[modules] = noise.noise_of(size[modules], within[modules], of_modules)
+    return _Times(
+        kept, modules, logs, noise.estimate(speeds[:split], speeds[split:]), estimates, size, variance, freedom
+    )
 
 
 def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
@@ -273,13 +264,13 @@ def _common(times: _Times, before: Sequence[RunTimes], after: Sequence[RunTimes]
     modules, speed = times.modules.tolist(), times.speed
     work_changed = _work_changed(before, after, [calls[times.keys[row]].changed for row in modules])
     common = speed.difference
-    variance = speed.squares / speed.freedom if speed.freedom else SINGLE_STEP_SPREAD**2
+    variance = speed.squares / speed.freedom if speed.freedom else noise.SINGLE_STEP_SPREAD**2
     error = math.sqrt(variance * speed.recordings)
-    usual = student_quantile(USUAL, speed.freedom) * error if speed.freedom else 0.0
+    usual = noise.student_quantile(USUAL, speed.freedom) * error if speed.freedom else 0.0
     if not work_changed and abs(common) <= max(math.log1p(MIN_CHANGE), usual):
         return Common(common, "machine", common, common, common, 0.0)
     # By that the machine may differ between the sides, as it does within them.
-    reach = student_quantile(MACHINE_OUTSIDE, speed.freedom or SIZE_FREEDOM) * error
+    reach = noise.student_quantile(MACHINE_OUTSIDE, speed.freedom or noise.SIZE_FREEDOM) * error
     # What the optimizer differs by beyond that. Another optimizer says nothing about the machine.
     optimizers = [{run.environment.get(REFERENCE) for run in side} for side in (before, after)]
     is_known = (REFERENCE, PART) in times.keys and not optimizers[0].isdisjoint(optimizers[1])
@@ -300,7 +291,7 @@ def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_c
 
     None if it is not known: modules that get the same may do more.
     """
-    if len(calls_changed) < MIN_MODULES:
+    if len(calls_changed) < noise.MIN_MODULES:
         return None
     if sum(calls_changed) > len(calls_changed) / 2:
         return True
@@ -324,9 +315,9 @@ def _response(estimates: Sequence[Estimate], variance: Float64Array) -> float:
     """
     if not estimates:
         return 0.0
-    squares = float(np.median([measured.difference**2 for measured in estimates])) / MEDIAN_OF_SQUARE
-    noise = float(np.median(variance * [measured.recordings for measured in estimates]))
-    return math.sqrt(max(squares - noise, 0.0))
+    squares = float(np.median([measured.difference**2 for measured in estimates])) / noise.MEDIAN_OF_SQUARE
+    expected = float(np.median(variance * [measured.recordings for measured in estimates]))
+    return math.sqrt(max(squares - expected, 0.0))
 
 
 def _with_parts(run: RunTimes) -> RunTimes:
@@ -355,10 +346,10 @@ def _change(
     key: Key, base_ns: float, raw: float, half: float, *, machine: Common, calls: Calls, runs: Sequence[int], steps: int
 ) -> Change:
     """Return a change; `raw` is the difference with the machine's in it, and `half` half the interval: logarithms."""
-    base, new = round(base_ns), round(base_ns * math.exp(min(raw - machine.off, MAX_LOG)))
+    base, new = round(base_ns), round(base_ns * math.exp(min(raw - machine.off, noise.MAX_LOG)))
     ends = (raw - machine.high - half, raw - machine.low + half)
-    low, high = (round(base_ns * math.expm1(min(end, MAX_LOG))) for end in ends)
-    raw_ns = base_ns * math.expm1(min(raw, MAX_LOG))
+    low, high = (round(base_ns * math.expm1(min(end, noise.MAX_LOG))) for end in ends)
+    raw_ns = base_ns * math.expm1(min(raw, noise.MAX_LOG))
     verdict = _verdict(base_ns, raw_ns, (low, new - base, high), machine)
     verdict = verdict if steps >= MIN_STEPS else "cannot tell"
     known_high = high if ends[1] - (raw - machine.off) <= _KNOWN_WITHIN else None
@@ -382,10 +373,10 @@ def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Chan
 
     Several recordings a side show how much the machine's speed differs between them. One a side does not.
     """
-    measured = estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after)))
-    variance = measured.squares / measured.freedom if measured.freedom else SINGLE_STEP_SPREAD**2
+    measured = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after)))
+    variance = measured.squares / measured.freedom if measured.freedom else noise.SINGLE_STEP_SPREAD**2
     variance = max(variance, float(np.mean([run.step.variance for run in (*before, *after)])))
-    reach = student_quantile(STEP_OUTSIDE, measured.freedom or SIZE_FREEDOM)
+    reach = noise.student_quantile(STEP_OUTSIDE, measured.freedom or noise.SIZE_FREEDOM)
     half = reach * math.sqrt(variance * measured.recordings)
     steps = min(sum(run.steps for run in side) for side in (before, after))
     runs, machine = (len(before), len(after)), Common(0, "machine", off=0, low=0, high=0, reach=0)

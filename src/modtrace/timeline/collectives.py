@@ -161,18 +161,18 @@ class Collectives:
         """Return the collectives and waits among a timeline's slices."""
         rows = slices.take(slices.block_of(COLLECTIVE))
         shared = {name: getattr(rows, name) for name in ("start", "end", "track", "step", "complete")}
-        known = [rows.arg(name) for name in (Arg.OPERATOR, Arg.GROUP, Arg.PEER, Arg.DEVICE)]
-        code, sizes = np.zeros(len(rows), np.int64), [int(column.values.max(initial=-1)) + 2 for column in known]
-        for column, size in zip(known, sizes, strict=True):
+        args = [rows.arg(name) for name in (Arg.OPERATOR, Arg.GROUP, Arg.PEER, Arg.DEVICE)]
+        # The four values of each row as one number, of which those that differ are unravelled.
+        code, sizes = np.zeros(len(rows), np.int64), [int(column.values.max(initial=-1)) + 2 for column in args]
+        for column, size in zip(args, sizes, strict=True):
             code = code * size + column.dense(len(rows)) + 1
-        kinds, name = np.unique(code, return_inverse=True)
-        parted = [tuple(int(part) - 1 for part in np.unravel_index(kind, sizes)) for kind in kinds.tolist()]
-        is_known = np.array([max(kind[:2]) >= 0 for kind in parted] or [False], np.bool_)
-        number: Int32Array = np.where(is_known, np.cumsum(is_known) - 1, -1).astype(np.int32)
+        codes, name = np.unique(code, return_inverse=True)
+        values = np.stack(np.unravel_index(codes, sizes)) - 1
+        is_named = values[:2].max(axis=0, initial=-1) >= 0
+        number: Int32Array = np.where(is_named, np.cumsum(is_named) - 1, -1).astype(np.int32)
         names = [
-            CollectiveName(known[0].text(operator), known[1].text(group), peer, known[3].text(device))
-            for operator, group, peer, device in parted
-            if max(operator, group) >= 0
+            CollectiveName(args[0].text(operator), args[1].text(group), peer, args[3].text(device))
+            for operator, group, peer, device in values[:, is_named].T.tolist()
         ]
         return cls(
             names,
@@ -194,14 +194,14 @@ def collective_args(
     rows, of_row = np.flatnonzero(name >= 0), name[name >= 0]
     args = {}
     for arg, of_name in (
-        (Arg.OPERATOR, [one.operator for one in names]),
-        (Arg.GROUP, [one.group for one in names]),
-        (Arg.DEVICE, [one.device for one in names]),
+        (Arg.OPERATOR, [name.operator for name in names]),
+        (Arg.GROUP, [name.group for name in names]),
+        (Arg.DEVICE, [name.device for name in names]),
     ):
         texts = Numbering[str]()
         code = np.array([texts[text] if text else -1 for text in of_name], np.int64)[of_row]
         args[arg] = ArgColumn(rows[code >= 0], code[code >= 0], [*texts])
-    peer = np.array([one.peer for one in names], np.int64)[of_row]
+    peer = np.array([name.peer for name in names], np.int64)[of_row]
     args[Arg.PEER] = ArgColumn(rows[peer >= 0], peer[peer >= 0])
     for arg, values, least in ((Arg.COUNTER, counter, 0), (Arg.NBYTES, nbytes, 1), (Arg.DONE, done, 0)):
         of_arg = np.flatnonzero(values >= least)

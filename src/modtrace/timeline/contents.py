@@ -55,8 +55,8 @@ def place_in_lists(fqn: str, called: Container[str]) -> str:
     words = fqn.split(".")
     last = len(words) - 1
     return ".".join(
-        "*" if word.isdecimal() and not (at == last and ".".join(words[:at]) in called) else word
-        for at, word in enumerate(words)
+        "*" if word.isdecimal() and not (place == last and ".".join(words[:place]) in called) else word
+        for place, word in enumerate(words)
     )
 
 
@@ -100,8 +100,8 @@ WITH_REMEDY = {
 
 def why_unknown(graphs: Iterable[Mapping[str, Any]]) -> str:
     """Return why kernels of a region, of which these are the graphs, have no modules, and what helps; else empty."""
-    reasons = dict.fromkeys(of.get("unknown", "") for graph in graphs for of in graph.get("kernels") or [graph])
-    return "; ".join(WITH_REMEDY.get(why, why) for why in reasons if why)
+    reasons = dict.fromkeys(record.get("unknown", "") for graph in graphs for record in graph.get("kernels") or [graph])
+    return "; ".join(WITH_REMEDY.get(reason, reason) for reason in reasons if reason)
 
 
 def compiled_graphs(metadata: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

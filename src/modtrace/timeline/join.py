@@ -133,17 +133,19 @@ def add_gpu_tracks(
     process = timeline.tracks[0].process if timeline.tracks else Process(0)
     track, link = spans.track + len(timeline.tracks), _links(timeline.columns, spans)
     tracks = [Track(GPU, f"stream {stream}", stream, process, device, stream) for device, stream in streams]
-    known = replace(timeline, names=timeline.names if names is None else names, tracks=[*timeline.tracks, *tracks])
-    return with_slices(known, nest_by_time(replace(spans, track=track, link=link)))
+    extended = replace(timeline, names=timeline.names if names is None else names, tracks=[*timeline.tracks, *tracks])
+    return with_slices(extended, nest_by_time(replace(spans, track=track, link=link)))
 
 
 def _links(columns: Slices, spans: Slices) -> Int64Array:
     """Return the link of each span's call, -1 if it has none; a recompute has none on its thread either."""
-    known: dict[tuple[int, int], int] = {}
+    link_of: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero((columns.link >= 0) & (columns.phase <= BACKWARD)).tolist():
-        known.setdefault((int(columns.name[row]), int(columns.call[row])), int(columns.link[row]))
+        link_of.setdefault((int(columns.name[row]), int(columns.call[row])), int(columns.link[row]))
     keys = zip(spans.name.tolist(), spans.call.tolist(), spans.phase.tolist(), strict=True)
-    return np.array([-1 if phase == RECOMPUTE else known.get((name, call), -1) for name, call, phase in keys], np.int64)
+    return np.array(
+        [-1 if phase == RECOMPUTE else link_of.get((name, call), -1) for name, call, phase in keys], np.int64
+    )
 
 
 def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> Timeline:

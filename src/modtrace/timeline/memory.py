@@ -55,12 +55,12 @@ class Holders(NamedTuple):
 def measure_calls(timeline: "Timeline") -> CallMemory | None:
     """Return what each span of `timeline.columns` took; None if nothing was counted."""
     columns, measured = timeline.columns, None
-    for series, own in _counted(timeline):
+    for series, is_own in _counted(timeline):
         measured = measured or CallMemory(
             np.zeros(len(columns), np.bool_), np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
         )
         first = _sample_at(series, columns.start)
-        rows = np.flatnonzero(own & columns.complete & (first >= 0))
+        rows = np.flatnonzero(is_own & columns.complete & (first >= 0))
         first, last = first[rows], _sample_at(series, columns.end[rows])
         bounds = np.column_stack([first, last + 1]).ravel()
         most = np.maximum.reduceat(np.append(series.value, 0), bounds)[::2] if len(rows) else first
@@ -75,13 +75,13 @@ def find_holders(timeline: "Timeline") -> Holders | None:
     columns, counted = timeline.columns, list(_counted(timeline))
     if not counted:
         return None
-    series, own = max(counted, key=lambda each: int(each[0].value.max()))
+    series, is_own = max(counted, key=lambda pair: int(pair[0].value.max()))
     moment = int(series.value.argmax())
     until = int(series.time[moment])
     ended = timeline.step_ends[timeline.step_ends <= until]
     begun = [] if timeline.begin_ns is None else [timeline.begin_ns]
     begin = max([int(series.time[0]), *begun, *ended.tolist()])
-    rows = np.flatnonzero(own & (columns.end > begin) & (columns.start <= until))
+    rows = np.flatnonzero(is_own & (columns.end > begin) & (columns.start <= until))
     last = np.minimum(_sample_at(series, columns.end[rows]), moment)
     kept = np.zeros(len(columns), np.int64)
     kept[rows] = series.value[last] - series.value[_sample_at(series, np.maximum(columns.start[rows], begin))]
@@ -96,9 +96,9 @@ def find_holders(timeline: "Timeline") -> Holders | None:
         by_fqn[timeline.names[name].fqn] += int(by_name[name])
     if len(counted) == 1:
         # What backward spans keep is with their modules.
-        known = OUTSIDE_CALLS[bool((columns.phase[rows] == BACKWARD).any()) :]
+        kinds = OUTSIDE_CALLS[bool((columns.phase[rows] == BACKWARD).any()) :]
         facts = timeline.metadata.get(MEMORY, {})
-        by_fqn.update(_kinds_at(facts.get("at_peak", {}), until, known, int(series.value[moment]) - by_fqn.total()))
+        by_fqn.update(_kinds_at(facts.get("at_peak", {}), until, kinds, int(series.value[moment]) - by_fqn.total()))
         steps = len(timeline.step_ends) - len(ended)
         most = int(series.value[moment]) - by_fqn.total()
         by_fqn.update(_grown_before(facts, steps, most))
@@ -144,16 +144,16 @@ def grown_in(timeline: "Timeline") -> dict[str, int]:
     change = np.diff(counted[0][0].value[np.maximum(_sample_at(counted[0][0], time[order]), 0)])
     grown: Counter[str] = Counter()
     inside: list[int] = []
-    for at, (edge, following) in enumerate(pairwise(order.tolist())):
+    for place, (edge, following) in enumerate(pairwise(order.tolist())):
         row = int(rows[edge % len(rows)])
         if is_end[edge] and row in inside:
             inside.remove(row)
         elif not is_end[edge]:
             inside.append(row)
-        if change[at] and all(slices.kind[one] == RANGE for one in inside):
-            before, after = (_edge_text(timeline, int(rows[one % len(rows)])) for one in (edge, following))
+        if change[place] and all(slices.kind[index] == RANGE for index in inside):
+            before, after = (_edge_text(timeline, int(rows[index % len(rows)])) for index in (edge, following))
             is_leaf = inside and edge % len(rows) == following % len(rows)
-            grown[f"in {before}" if is_leaf else f"between {before} and {after}"] += int(change[at])
+            grown[f"in {before}" if is_leaf else f"between {before} and {after}"] += int(change[place])
     return dict(grown)
 
 
@@ -169,9 +169,9 @@ def _take_from_inner_calls(columns: Slices, itself: Int64Array, rows: Int64Array
     """Take from calls inside of a forward call, the oldest first, what it freed beyond what it holds itself."""
     starts, forward = columns.start[rows], columns.phase[rows] != BACKWARD
     # Inner calls before those around them.
-    for at in np.flatnonzero(forward & (itself[rows] < 0))[::-1].tolist():
-        row = rows[at]
-        inner = rows[at + 1 : np.searchsorted(starts, columns.end[row])]
+    for place in np.flatnonzero(forward & (itself[rows] < 0))[::-1].tolist():
+        row = rows[place]
+        inner = rows[place + 1 : np.searchsorted(starts, columns.end[row])]
         inner = inner[(columns.track[inner] == columns.track[row]) & (itself[inner] > 0)]
         freed = np.minimum(np.cumsum(itself[inner]), -itself[row])
         itself[inner] -= np.diff(freed, prepend=0)
@@ -197,7 +197,7 @@ def _take_freed_between_calls(series: CounterSeries, columns: Slices, itself: In
 def peaks_of(counters: Sequence[CounterSeries]) -> list[tuple[int, str]]:
     """Return when the tensors of each process held most, Unix nanoseconds, and a text that says how much."""
     peaks = [(c, int(c.value.argmax())) for c in allocated(counters) if len(c.time)]
-    return [(int(c.time[at]), f"most allocated: {format_bytes(int(c.value[at]))}") for c, at in peaks]
+    return [(int(c.time[place]), f"most allocated: {format_bytes(int(c.value[place]))}") for c, place in peaks]
 
 
 def allocated(counters: Sequence[CounterSeries]) -> list[CounterSeries]:

@@ -107,22 +107,24 @@ def fit_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return fitting
 
 
-def fit(value: Any, shape: Any, other: Any = _MISFIT) -> Any:
-    """Return a JSON value without what is not of its shape; `other` if it is not itself."""
+def fit(value: Any, shape: Any, default: Any = _MISFIT) -> Any:
+    """Return a JSON value without what is not of its shape; `default` if it is not itself."""
     if isinstance(shape, dict):
         if not isinstance(value, Mapping):
-            return other
-        known = {key: one for key, one in value.items() if key in shape or str not in shape or len(key) <= _MAX_TEXT}
-        fitting = {key: fit(one, shape.get(key, shape.get(str, object))) for key, one in known.items()}
-        return {key: one for key, one in fitting.items() if one is not _MISFIT}
+            return default
+        entries = {
+            key: fit(entry, shape.get(key, shape.get(str, object)))
+            for key, entry in value.items()
+            if key in shape or str not in shape or len(key) <= _MAX_TEXT
+        }
+        return {key: entry for key, entry in entries.items() if entry is not _MISFIT}
     if isinstance(shape, list | tuple):
         if not isinstance(value, list | tuple) or (isinstance(shape, tuple) and len(value) != len(shape)):
-            return other
-        shapes = shape if isinstance(shape, tuple) else shape * len(value)
-        ones = [fit(*each) for each in zip(value, shapes, strict=True)]
+            return default
+        fitting = [*map(fit, value, shape if isinstance(shape, tuple) else shape * len(value))]
         if isinstance(shape[0], dict):
-            ones = [one for one in ones if one is not _MISFIT]
-        return other if any(one is _MISFIT for one in ones) else ones
+            fitting = [entry for entry in fitting if entry is not _MISFIT]
+        return default if any(entry is _MISFIT for entry in fitting) else fitting
     if isinstance(shape, range):
         fits = type(value) is int and value in shape
     elif isinstance(shape, re.Pattern):
@@ -130,4 +132,4 @@ def fit(value: Any, shape: Any, other: Any = _MISFIT) -> Any:
     else:
         fits = isinstance(value, shape) and (shape is object or not isinstance(value, bool))
         fits = fits and (shape is not str or len(value) <= _MAX_TEXT)
-    return value if fits else other
+    return value if fits else default

@@ -106,8 +106,8 @@ def nest_times(start: Int64Array, end: Int64Array, track: Int32Array) -> tuple[I
     """
     depth = np.zeros(len(start), np.int32)
     parent = np.full(len(start), -1, np.int64)
-    for own in split_by(track):
-        rows = outermost_first(start, end, own)
+    for of_track in split_by(track):
+        rows = outermost_first(start, end, of_track)
         depth[rows], parent[rows] = _nest(start[rows], end[rows], rows)
     return depth, parent
 
@@ -186,14 +186,14 @@ def times_in_phase(columns: Slices) -> Int64Array:
     duration = columns.end - columns.start
     in_phase_ns: Int64Array = duration.copy()
     phase, parent = columns.phase, columns.parent
-    other = np.flatnonzero(parent >= 0)
-    other = other[phase[other] != phase[parent[other]]]
-    outer = parent[other]
-    while len(other):
-        np.subtract.at(in_phase_ns, outer, duration[other])
+    inner = np.flatnonzero(parent >= 0)
+    inner = inner[phase[inner] != phase[parent[inner]]]
+    outer = parent[inner]
+    while len(inner):
+        np.subtract.at(in_phase_ns, outer, duration[inner])
         further = parent[outer]
         climbs = (further >= 0) & (phase[further] == phase[outer])
-        other, outer = other[climbs], further[climbs]
+        inner, outer = inner[climbs], further[climbs]
     return in_phase_ns
 
 
@@ -300,8 +300,8 @@ def clip_and_nest(
             stack.pop()
         new_end = end_
         if stack:
-            parent[index], around = stack[-1]
-            new_end = min(end_, around)
+            parent[index], outer_end = stack[-1]
+            new_end = min(end_, outer_end)
             end[index], depth[index] = new_end, len(stack)
         stack.append((index, new_end))
     return end, parent, depth

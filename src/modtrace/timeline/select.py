@@ -116,11 +116,9 @@ def step_interval(first: int | None, last: int | None, count: int) -> tuple[int,
     """Return the numbers that `Timeline.steps` is given as numbers from 0; `count` is how many steps there are."""
     low = 0 if first is None else first if first >= 0 else max(count + first, 0)
     high = INT64_MAX if last is None else last if last >= 0 else max(count + last, 0)
-    if high < low and min(first or 0, last or 0) < 0:
-        high = max(low, high)  # as in a slice of a list: nothing
-    if high < low:
+    if high < low and min(first or 0, last or 0) >= 0:
         raise ValueError(f"step {high} is before step {low}")
-    return low, high
+    return low, max(low, high)  # as in a slice of a list, nothing is from -1 to -2
 
 
 def steps(timeline: Timeline, first: int | None = None, last: int | None = None) -> Timeline:
@@ -133,14 +131,14 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     part = keep_rows(timeline, np.flatnonzero((slices.step >= low) & (slices.step < high)))
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.
     first_ended = first_ended_step(timeline)
-    since, until = (_end_before(timeline.step_ends, at - first_ended) for at in (low, high))
+    since, until = (_end_before(timeline.step_ends, number - first_ended) for number in (low, high))
     unknown = int(np.count_nonzero(part.slices.arg(Arg.FLOPS).values == UNKNOWN_FLOPS))
-    said = {WHOLE_RUN: {"spans": None}, COUNTED: {"unknown": unknown}}
-    known = {key: timeline.metadata[key] | new for key, new in said.items() if key in timeline.metadata}
+    changed = {WHOLE_RUN: {"spans": None}, COUNTED: {"unknown": unknown}}
+    changed = {key: timeline.metadata[key] | new for key, new in changed.items() if key in timeline.metadata}
     return dataclasses.replace(
         part,
         stats=dataclasses.replace(timeline.stats, unfinished=0, unstarted=0, unattributed=0),
-        metadata={**timeline.metadata, **known},
+        metadata={**timeline.metadata, **changed},
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[samples_between(counter, since, until) for counter in timeline.counters],
         gpu_work=_gpu_work_of(timeline, lambda step: (step >= low) & (step < high)),
@@ -189,8 +187,8 @@ def modules(timeline: Timeline, pattern: str | None = None, max_depth: int | Non
 
 def modules_only(timeline: Timeline) -> Timeline:
     """Return the timeline without the slices of other kinds, and without their tracks."""
-    of_kinds = {kind.track for kind in KINDS}
-    return keep_tracks(timeline, np.array([track.kind not in of_kinds for track in timeline.tracks], np.bool_))
+    other_kinds = {kind.track for kind in KINDS}
+    return keep_tracks(timeline, np.array([track.kind not in other_kinds for track in timeline.tracks], np.bool_))
 
 
 def keep_rows(timeline: Timeline, rows: IndexArray, *, cut_links: bool = True) -> Timeline:
@@ -201,24 +199,16 @@ def keep_rows(timeline: Timeline, rows: IndexArray, *, cut_links: bool = True) -
     slices = timeline.slices
     if len(rows) == len(slices):
         return timeline
-    new_index = np.full(len(slices), -1, np.int64)
+    # The parent of an outermost slice, -1, is the last entry.
+    new_index = np.full(len(slices) + 1, -1, np.int64)
     new_index[rows] = np.arange(len(rows))
-    kept = slices.take(rows)
-    parent = _kept_parents(slices.parent, new_index, kept.parent)
-    kept = dataclasses.replace(kept, parent=parent, depth=_depths(parent))
-    if cut_links:
-        kept = dataclasses.replace(kept, link=_complete_links(slices, rows))
+    outer: Int64Array = slices.parent[rows]
+    while len(dropped := np.flatnonzero((outer >= 0) & (new_index[outer] < 0))):
+        outer[dropped] = slices.parent[outer[dropped]]
+    parent = new_index[outer]
+    link = _complete_links(slices, rows) if cut_links else slices.link[rows]
+    kept = dataclasses.replace(slices.take(rows), parent=parent, depth=_depths(parent), link=link)
     return dataclasses.replace(timeline, slices=kept)
-
-
-def _kept_parents(parent: Int64Array, new_index: Int64Array, kept_parent: Int64Array) -> Int64Array:
-    """Return the new index of the innermost kept span around each kept one."""
-    outer = kept_parent.copy()
-    while True:
-        dropped = np.flatnonzero((outer >= 0) & (new_index[outer] < 0))
-        if not len(dropped):
-            return np.where(outer >= 0, new_index[outer], -1)
-        outer[dropped] = parent[outer[dropped]]
 
 
 def _depths(parent: Int64Array) -> Int32Array:
@@ -239,9 +229,9 @@ def _complete_links(columns: Slices, rows: IndexArray) -> Int64Array:
     sides[0, (columns.phase[rows] == BACKWARD).astype(np.int8), link] = True
     for first in range(0, len(columns), _CHUNK):
         part = slice(first, first + _CHUNK)
-        at = np.searchsorted(numbers, columns.link[part])
-        at[np.append(numbers, -1)[at] != columns.link[part]] = len(numbers)  # no kept row has it
-        sides[1, (columns.phase[part] == BACKWARD).astype(np.int8), at] = True
+        number = np.searchsorted(numbers, columns.link[part])
+        number[np.append(numbers, -1)[number] != columns.link[part]] = len(numbers)  # no kept row has it
+        sides[1, (columns.phase[part] == BACKWARD).astype(np.int8), number] = True
     broken = sides[1].all(axis=0) & ~sides[0].all(axis=0)
     return np.where(broken[link], -1, columns.link[rows])
 
@@ -273,10 +263,11 @@ def first_process_tracks(timeline: Timeline) -> BoolArray:
 def first_ended_step(timeline: Timeline) -> int:
     """Return which step the first mark of a step ends: as many as had ended before."""
     columns = timeline.columns
-    own = first_process_tracks(timeline)[columns.track]
-    if not own.any():
+    is_of_process = first_process_tracks(timeline)[columns.track]
+    if not is_of_process.any():
         return 0
-    row = int(np.argmax(own * (1 + columns.complete.view(np.int8))))  # of others it is not known when they began
+    # Of a span that is not complete it is not known when it began.
+    row = int(np.argmax(is_of_process * (1 + columns.complete.view(np.int8))))
     return int(columns.step[row] - np.searchsorted(timeline.step_ends, columns.start[row], side="right"))
 
 
@@ -317,8 +308,8 @@ def last_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
     fitting = int(np.count_nonzero(np.cumsum(counts[::-1]) <= max_spans))
     if not fitting or len(steps_held) < 2:
         return None
-    which = "the last step" if fitting == 1 else f"the last {fitting} steps"
-    return Excerpt(steps(timeline, int(steps_held[-fitting])), f"{which} of {len(steps_held)}")
+    description = "the last step" if fitting == 1 else f"the last {fitting} steps"
+    return Excerpt(steps(timeline, int(steps_held[-fitting])), f"{description} of {len(steps_held)}")
 
 
 def last_spans(timeline: Timeline, max_spans: int) -> Excerpt:
@@ -340,8 +331,8 @@ def slowest_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
     chosen = choose_slowest(end - start, counts, max_spans)
     if not len(chosen):
         return None
-    which = "the slowest step" if len(chosen) == 1 else f"the {len(chosen)} slowest steps"
-    return Excerpt(chosen_steps(timeline, numbers[chosen]), f"{which} of {len(numbers)}")
+    description = "the slowest step" if len(chosen) == 1 else f"the {len(chosen)} slowest steps"
+    return Excerpt(chosen_steps(timeline, numbers[chosen]), f"{description} of {len(numbers)}")
 
 
 def choose_slowest(durations: Int64Array | Float64Array, counts: Int64Array, max_count: int) -> IndexArray:

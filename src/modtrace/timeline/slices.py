@@ -149,13 +149,13 @@ def distinct_args(args: Args) -> tuple[Int64Array, Int64Array, list[dict[str, Va
     """
     if not args:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), []
-    rows, *others = (column.rows for column in args.values())
-    if any(not np.array_equal(rows, other) for other in others):
-        rows = distinct(np.concatenate([rows, *others]))
+    rows, *further = (column.rows for column in args.values())
+    if any(not np.array_equal(rows, column_rows) for column_rows in further):
+        rows = distinct(np.concatenate([rows, *further]))
     number, kinds = np.zeros(len(rows), np.int64), [dict[str, Value]()]
     for name, column in args.items():
-        known, of_column = number_values(column.values)
-        shown = ArgColumn(known, known, column.texts).shown()
+        numbers, of_column = number_values(column.values)
+        shown = ArgColumn(numbers, numbers, column.texts).shown()
         key = number * (len(shown) + 1)
         key[slice(None) if len(rows) == len(column) else np.searchsorted(rows, column.rows)] += of_column + 1
         pairs, number = number_values(key)

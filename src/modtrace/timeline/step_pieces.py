@@ -86,8 +86,10 @@ class _Items:
         step, fqn = np.searchsorted(end, self._backward[trained], side="right"), self._fqn[trained]
         first = np.full(len(self._fqns), len(end))
         np.minimum.at(first, fqn, step)
-        known = [number for number, name in enumerate(self._fqns.tolist()) if name in (self._timeline.trained or ())]
-        first[known] = -1
+        trained_before = [
+            number for number, name in enumerate(self._fqns.tolist()) if name in (self._timeline.trained or ())
+        ]
+        first[trained_before] = -1
         trains = np.bincount(step, minlength=len(end))[: len(end)] > 0
         trains[step[(first[fqn] < step) & (step < len(end))]] = False
         trains[:1] |= self._timeline.begin_ns is None
@@ -107,14 +109,14 @@ class _Items:
             return low
         trained_start, backward = start[trains], backward[trains]
         busy = union_of(start[category != _USER], end[category != _USER])
-        begin, at = INT64_MAX, int(trained_start[-1])
-        while at < begin:
-            index = int(np.searchsorted(busy.start, at, side="right")) - 1
+        begin, moment = INT64_MAX, int(trained_start[-1])
+        while moment < begin:
+            index = int(np.searchsorted(busy.start, moment, side="right")) - 1
             while index > 0 and busy.start[index] - busy.end[index - 1] <= high - busy.start[index]:
                 index -= 1
             # A call whose backward is in the step is too, however long its loss takes.
             begin = int(trained_start[trained_start >= busy.start[index]].min())
-            at = int(trained_start[backward >= begin].min(initial=begin))
+            moment = int(trained_start[backward >= begin].min(initial=begin))
         since = 2 * begin - high
         takes_long = (category >= _LOADING) & (end >= since)
         leads = (start < begin) & ((start >= since) | takes_long) & ~np.isin(fqn, fqn[trains])
@@ -127,9 +129,9 @@ def backward_starts(timeline: Timeline, calls: Int64Array) -> Int64Array:
     slices = timeline.slices
     rows = slices.block_of(MODULE)
     backward = np.flatnonzero((slices.phase[rows] == BACKWARD) & (slices.link[rows] >= 0))
-    link, at = number_values(slices.link[backward])
+    link, place = number_values(slices.link[backward])
     starts, of_call = np.full(len(link) + 1, INT64_MAX), slices.link[calls]
-    np.minimum.at(starts, at, slices.start[backward])
+    np.minimum.at(starts, place, slices.start[backward])
     return np.where(np.isin(of_call, link), starts[np.searchsorted(link, of_call)], INT64_MAX)
 
 
@@ -206,9 +208,9 @@ def _calls_with_backward(columns: Slices) -> tuple[Int64Array, Int64Array]:
     link, first = np.unique(columns.link[calls], return_index=True)
     start = columns.start[calls[first]]
     backward = np.flatnonzero((columns.phase == BACKWARD) & (columns.link >= 0))
-    at = np.minimum(np.searchsorted(link, columns.link[backward]), max(len(link) - 1, 0))
+    place = np.minimum(np.searchsorted(link, columns.link[backward]), max(len(link) - 1, 0))
     until = start.copy()
     if len(link):
-        found = link[at] == columns.link[backward]
-        np.maximum.at(until, at[found], columns.start[backward[found]])
+        is_found = link[place] == columns.link[backward]
+        np.maximum.at(until, place[is_found], columns.start[backward[is_found]])
     return start, until

@@ -147,8 +147,8 @@ class Spans(LazyRows[Span]):
     def _make(self, rows: slice) -> Iterator[Span]:
         c = self._columns
         columns = c.name, c.phase, c.start, c.end, c.depth, c.track, c.call, c.step, c.complete
-        each = zip(*(column[rows].tolist() for column in columns), strict=True)
-        for name, phase, start_ns, end_ns, depth, track, call, step, complete in each:
+        rows_of_columns = zip(*(column[rows].tolist() for column in columns), strict=True)
+        for name, phase, start_ns, end_ns, depth, track, call, step, complete in rows_of_columns:
             label, fqn, module_class = self._names[name]
             of_call = call, step, complete, self._processes[track]
             yield Span(label, fqn, module_class, PHASES[phase], start_ns, end_ns, depth, self._tracks[track], *of_call)
