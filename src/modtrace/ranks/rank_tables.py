@@ -285,8 +285,6 @@ class Bounds:
 
     def of_groups(self, rank: Int64Array, group: Int64Array) -> Int64Array:
         """Return for times of ranks how far each is off at most against the others of its group, ascending, ns."""
-        if not len(rank):
-            return rank
         index = np.searchsorted(self._ranks, rank)
         bound, clock = self._bound[index], self._clock[index]
         begins = group_starts(group)

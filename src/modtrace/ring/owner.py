@@ -228,14 +228,19 @@ def _replace_ended(new: str, path: str, keep: int) -> str | None:
             if not _is_file(lock, path):
                 continue  # another process was faster
             if keep and os.fstat(lock.fd).st_size:
-                kept = give_number(path, path)
-                for beside in (stacks_path, whole_run_path):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.replace(beside(path), beside(kept))
+                _keep_ended(path)
             os.replace(new, path)
             return path
         finally:
             lock.release()
+
+
+def _keep_ended(path: str) -> None:
+    """Give the ring of an earlier run a number, and with it the files beside it."""
+    kept = give_number(path, path)
+    for beside in (stacks_path, whole_run_path):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(beside(path), beside(kept))
 
 
 def _has_ended(lock: WriterLock, path: str) -> bool:

@@ -219,10 +219,7 @@ def run_command(
         levels = f",{device_depth}" if device_depth else ""
         options["device_times"] = f"{device_modules or '*'}{levels}"
     _check_conditions(options["keep_when"], options["ring"])
-    stem = "command" if kind == "code" else Path(script).stem
-    if kind == "module":
-        stem = script.removesuffix(".__main__").rpartition(".")[2]
-    path = add_rank(output or f"{stem}.pftrace".replace("%", "%%"), os.environ)
+    path = add_rank(output or f"{_stem(script, kind)}.pftrace".replace("%", "%%"), os.environ)
     trace = expand_path(path, os.environ)
     check_writable(trace)
     for option in OPTIONS:
@@ -251,6 +248,13 @@ def run_command(
             pass  # the script has ended already
         raise
     finish()
+
+
+def _stem(script: str, kind: str | None) -> str:
+    """Return the name of a trace that has none, without its suffix."""
+    if kind == "module":
+        return script.removesuffix(".__main__").rpartition(".")[2]
+    return "command" if kind == "code" else Path(script).stem
 
 
 def _check_conditions(keep_when: str | None, ring: str | None) -> None:

@@ -1,7 +1,7 @@
 """`modtrace summary`: tables of the time that modules and steps took."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -72,20 +72,7 @@ def summary_command(
     from ...live.read_whole_run import read_whole_run, whole_run_text
     from ...timeline.summary.tables import ranges_table, steps_table
 
-    costs, some_modules = memory or flops, only is not None or max_depth is not None
-    contradictions = {
-        "--tree is a table of modules; leave out --format and --by.": tree
-        and (output_format != "table" or by != "module"),
-        "--ranges is about no modules; leave out --by, --tree, --memory, --flops and --only.": ranges
-        and (tree or costs or some_modules or by != "module"),
-        "--tree is about times; leave out --memory and --flops.": tree and costs,
-        "--max-depth is about modules; leave out --by class.": max_depth is not None and by == "class",
-        "--sort, --only and --max-depth are about modules; leave out --by step.": by == "step"
-        and (sort is not None or some_modules),
-        "--memory and --flops are about modules; leave out --by step.": by == "step" and costs,
-    }
-    for why in (why for why, is_one in contradictions.items() if is_one):
-        raise click.UsageError(why)
+    _refuse_contradictions(click.get_current_context().params)
     with options.show_status(f"reading {trace}"):
         summary, notes = summarize_file(trace, "class" if by == "class" else "module", steps, step_by)
     for note in notes:
@@ -97,7 +84,7 @@ def summary_command(
     if flops and summary.flops is None and not summary.compiled:
         raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
     summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace, step_by)
-    is_first, limit = limit is None and not some_modules, limit or None
+    is_first, limit = limit is None and only is None and max_depth is None, limit or None
     summary = _only(summary, trace, only, max_depth).sort_by(sort or ("total" if tree else None), limit)
     console = options.make_console()
     width = console.width
@@ -111,10 +98,10 @@ def summary_command(
     elif output_format == "markdown":
         click.echo(steps_table(summary).to("md", limit) if by == "step" else summary.to_markdown(), nl=False)
     else:
-        # The watcher knows the whole run; the ring has only its end.
-        values = read_whole_run(trace) if steps is None and by != "step" and not (tree or costs) else None
-        whole_run = "" if values is None else whole_run_text(values, only, limit)
         asked = ["steps"] if by == "step" else [*_COSTS[:3] * flops, *_COSTS[3:] * memory]
+        # The watcher knows the whole run; the ring has only its end.
+        values = read_whole_run(trace) if steps is None and not (tree or asked) else None
+        whole_run = "" if values is None else whole_run_text(values, only, limit)
         if tree:
             blocks = [summary.to_tree(width)]
         elif asked:
@@ -125,6 +112,24 @@ def summary_command(
         else:
             blocks = [*_all_texts(summary, limit, width, of_steps=only is None), whole_run]
         console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
+
+
+def _refuse_contradictions(given: Mapping[str, Any]) -> None:
+    """Raise UsageError if two of the given options do not go together."""
+    by, tree, costs = given["by"], given["tree"], given["memory"] or given["flops"]
+    some_modules = given["only"] is not None or given["max_depth"] is not None
+    if tree and (given["output_format"] != "table" or by != "module"):
+        raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
+    if given["ranges"] and (tree or costs or some_modules or by != "module"):
+        raise click.UsageError("--ranges is about no modules; leave out --by, --tree, --memory, --flops and --only.")
+    if tree and costs:
+        raise click.UsageError("--tree is about times; leave out --memory and --flops.")
+    if given["max_depth"] is not None and by == "class":
+        raise click.UsageError("--max-depth is about modules; leave out --by class.")
+    if by == "step" and (given["sort"] is not None or some_modules):
+        raise click.UsageError("--sort, --only and --max-depth are about modules; leave out --by step.")
+    if by == "step" and costs:
+        raise click.UsageError("--memory and --flops are about modules; leave out --by step.")
 
 
 def _only(whole: "Summary", trace: str, pattern: str | None, max_depth: int | None) -> "Summary":

@@ -99,6 +99,12 @@ class LikeModuleTimes(NamedTuple):
     excess: Int64Array
     noise: Float64Array  # how much the self times of its like vary from step to step, as a deviation, ns
 
+    def module_excess(self, row: int) -> ModuleExcess:
+        """Return a row as a finding names it."""
+        return ModuleExcess(
+            self.fqns[self.fqn[row]], PHASES[self.phase[row]], int(self.excess[row]), int(self.own[row])
+        )
+
 
 def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModuleTimes:
     """Return the self times of the modules of some ranks."""
@@ -198,14 +204,9 @@ def late_senders(
         verdict: Verdict = "late" if lateness > bound else "cannot tell"
         rows = np.flatnonzero(counted & (times.rank == rank) & (times.step == step))
         rows = rows[np.argsort(-times.excess[rows], kind="stable")][:MODULES_PER_STEP]
-        modules = tuple(
-            ModuleExcess(
-                times.fqns[times.fqn[row]], PHASES[times.phase[row]], int(times.excess[row]), int(times.own[row])
-            )
-            for row in rows
-        )
-        of_step = total, saved[rank][step], lateness, bound, limit, modules if verdict == "late" else ()
-        return StepFinding(step, verdict, rank, *of_step), shorter[rank]
+        modules = tuple(map(times.module_excess, rows.tolist())) if verdict == "late" else ()
+        finding = StepFinding(step, verdict, rank, total, saved[rank][step], lateness, bound, limit, modules)
+        return finding, shorter[rank]
 
     return [late_sender(step) for step in steps]
 

@@ -136,8 +136,6 @@ def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolAr
         of_rank = keys * (int(table.rank.max()) + 1) + table.rank
         unseen &= ~np.isin(of_rank, of_rank[is_wait])
     calls = np.flatnonzero(unseen)
-    if not len(inferred) or not len(calls):
-        return _rows(table.end, table.done, inferred, called=False)
     # Both by rank and time; a wait is for the calls of its rank since its wait before.
     wait_place = own_time.place(table.rank[inferred].astype(np.int64), table.end[inferred])
     order = np.argsort(wait_place, kind="stable")
@@ -206,8 +204,6 @@ class Replay:
 
     def saved_by_step(self, shorter: Int64Array) -> dict[int, int]:
         """Return by how much shorter each step would have been, ns: from the last event of one to that of the next."""
-        if not len(self._order):
-            return {}
         ends, replayed = (
             np.maximum.reduceat(times[self._order], self._step_begin)
             for times in (self.events.time, self.times(shorter))
@@ -218,8 +214,6 @@ class Replay:
 
 def counts_steps(rank: Int64Array, step: Int64Array) -> BoolArray:
     """Return which rows, by rank, are not of one whose run is one step; all, if no rank has more."""
-    if not len(rank):
-        return np.empty(0, np.bool_)
     begins = group_starts(rank)
     counts = np.minimum.reduceat(step, begins) != np.maximum.reduceat(step, begins)
     return np.repeat(counts if counts.any() else ~counts, group_lengths(begins, len(rank)))
