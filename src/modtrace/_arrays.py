@@ -26,8 +26,10 @@ SignedIntArray: TypeAlias = npt.NDArray[np.signedinteger]
 AnyIntArray: TypeAlias = npt.NDArray[np.integer]
 AnyArray: TypeAlias = npt.NDArray[Any]
 
-INT64_MIN, INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
-"""Before and after all times and numbers: the begin or the end of what has none."""
+INT64_MIN = int(np.iinfo(np.int64).min)
+"""Before all times and numbers: the begin of what has none."""
+INT64_MAX = int(np.iinfo(np.int64).max)
+"""After all times and numbers: the end of what has none."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from ._errors import ModtraceError, TraceError
 from ._files import open_regular, work_folder
@@ -27,10 +27,6 @@ from .timeline.contents import WHOLE_RUN
 from .timeline.decode.window import build_around, build_last, find_last_steps
 from .timeline.summary import find_step_bounds, take_steps
 from .timeline.summary.step_bounds import CALL, OPTIMIZER
-
-if TYPE_CHECKING:
-    from .timeline import Timeline
-
 
 __all__ = [
     "NO_PROFILE",
@@ -142,7 +138,7 @@ _WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recor
 _READABLE = "modtrace reads ring files, reports, traces of torch.profiler, and .json, .pftrace and .html that it wrote"
 
 
-def read_timeline(path: str | os.PathLike[str]) -> "Timeline":
+def read_timeline(path: str | os.PathLike[str]) -> Timeline:
     """Read a timeline from any file that modtrace knows; see `modtrace.load`."""
     try:
         with trace_path(path) as trace:
@@ -153,7 +149,18 @@ def read_timeline(path: str | os.PathLike[str]) -> "Timeline":
         raise TraceError(path, f"it cannot be read: {error.strerror or error}") from error
 
 
-def _read(path: Path) -> "Timeline":
+_CARRIERS = {
+    FileKind.SAVED_JSON: "chrome",
+    FileKind.MERGED_JSON: "chrome",
+    FileKind.PERFETTO: "perfetto",
+    FileKind.MERGED_PERFETTO: "perfetto",
+    FileKind.PAGE: "page",
+}
+"""How the files carry the table of a timeline that modtrace wrote."""
+
+
+def _read(path: Path) -> Timeline:
+    """Read a timeline from a file that is no archive."""
     # Each reader is imported when it is needed: protobuf alone takes longer to import than a small file to read.
     kind = file_kind(path)
     if kind is FileKind.RING:
@@ -162,29 +169,22 @@ def _read(path: Path) -> "Timeline":
         from .profiler.merge import load_profile
 
         return load_profile(path)
-    carrying = {
-        FileKind.SAVED_JSON: "chrome",
-        FileKind.MERGED_JSON: "chrome",
-        FileKind.PERFETTO: "perfetto",
-        FileKind.MERGED_PERFETTO: "perfetto",
-        FileKind.PAGE: "page",
-    }
     with TraceFile(path) as source:
-        if kind not in carrying:
+        if kind not in _CARRIERS:
             if not b"".join(itertools.islice(source.whole_blocks(), 2)):  # damage is known after the first
                 raise TraceError(path, "it is empty")
             raise TraceError(path, "it is neither a ring file nor a trace in JSON or Perfetto's format")
         from .formats.own_table import read_table
 
-        carried = read_table(source.whole_blocks(), carrying[kind])
+        carried = read_table(source.whole_blocks(), _CARRIERS[kind])
     if carried.timeline is not None:
         return carried.timeline
-    if carrying[kind] != "chrome":
+    if _CARRIERS[kind] != "chrome":
         if kind is FileKind.PAGE and not carried.is_changed:
             raise TraceError(path, f"it is a page that modtrace did not write; {_READABLE}")
         problem = "another program has changed or cut it" if carried.is_changed else "it holds no table of modtrace"
-        why = f" ({carried.fault})" if carried.fault else ""
-        raise TraceError(path, f"{problem}{why}, and only as modtrace wrote it can it be read; {_WHAT_TO_DO}")
+        fault = f" ({carried.fault})" if carried.fault else ""
+        raise TraceError(path, f"{problem}{fault}, and only as modtrace wrote it can it be read; {_WHAT_TO_DO}")
     from .profiler.merge import load_profile
 
     timeline = load_profile(path)

@@ -94,6 +94,7 @@ class AutoRecording:
             self.recording.internal.save_unsaved()
 
     def _start(self) -> None:
+        """Start the recording, or in a forked child have that record itself: torch was just imported."""
         if self._unattended and "modtrace.cli" in sys.modules:  # `modtrace run` has options for all this
             return
         self._began = True

@@ -83,19 +83,11 @@ class _WorkerLoop:
         self.loop, self._active = loop, active
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        active = self._active or _active
         recording = None
-        if active is not None:
-            record, engine, folder = active
+        if (active := self._active or _active) is not None:
             try:
                 worker = inspect.signature(self.loop).bind(*args, **kwargs).arguments["worker_id"]
-                ring = os.path.join(folder, f"worker {worker},{os.getpid()}")
-                recording = record(ring=ring, engine=engine, capacity=_CAPACITY)
-                recording.internal.is_replaceable, recording.internal.on_saved = True, lambda _: None
-                recording.start()
-                for kind in vars(importlib.import_module(_FETCH_MODULE)).values():
-                    if isinstance(kind, type) and "fetch" in vars(kind):
-                        wrap_function(vars(kind)["fetch"], "enumerate(DataLoader)#{}.fetch", "data loading")
+                recording = _record_worker(worker, *active)
             except Exception as error:
                 _log.error("nothing is recorded of a worker: %s", error)
         try:
@@ -106,6 +98,18 @@ class _WorkerLoop:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
         return _in_new_process, (_active,)
+
+
+def _record_worker(worker: int, record: Callable[..., Any], engine: EngineName, folder: str) -> Any:
+    """Start a recording of this worker, into a ring in the folder, and make its fetches ranges."""
+    ring = os.path.join(folder, f"worker {worker},{os.getpid()}")
+    recording = record(ring=ring, engine=engine, capacity=_CAPACITY)
+    recording.internal.is_replaceable, recording.internal.on_saved = True, lambda _: None
+    recording.start()
+    for kind in vars(importlib.import_module(_FETCH_MODULE)).values():
+        if isinstance(kind, type) and "fetch" in vars(kind):
+            wrap_function(vars(kind)["fetch"], "enumerate(DataLoader)#{}.fetch", "data loading")
+    return recording
 
 
 def _in_new_process(active: Any) -> _WorkerLoop:

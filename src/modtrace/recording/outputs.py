@@ -127,9 +127,8 @@ class OutputPath:
             return
         with contextlib.suppress(OSError):
             status = os.stat(path)
-            if (status.st_dev, status.st_ino) in _written:
-                return
-            if status.st_mtime_ns > read_process_stat("self").start_unix_ns:
+            is_ours = (status.st_dev, status.st_ino) in _written
+            if not is_ours and status.st_mtime_ns > read_process_stat("self").start_unix_ns:
                 raise _taken(path)
 
     def note_written(self, path: str) -> None:

@@ -151,6 +151,7 @@ class SaveOnSignal:
         return number == signal.SIGTERM and self._ends and signal.getsignal(number) is self._handler
 
     def _listen(self) -> None:
+        """Save for each signal, on the thread that waits for them, until `stop` says so or SIGTERM ends the process."""
         assert self._reader is not None
         # They are the other threads': one that blocks SIGTERM to wait for it gets it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, *self._numbers})
@@ -159,10 +160,7 @@ class SaveOnSignal:
             number = data[0]
             process = _CREDENTIALS.unpack(sent_by[0][2])[0] if sent_by else self._process
             if process != self._process:
-                if number == signal.SIGTERM and process > 0:
-                    with contextlib.suppress(OSError):
-                        os.kill(process, number)
-                    time.sleep(_FORWARD_EVERY_S)
+                _send_again(process, number)
             elif number in self._numbers:
                 self._save()
             elif self._is_ended_by(number) and self._before_end is not None:
@@ -172,6 +170,14 @@ class SaveOnSignal:
                     _end_by(number)
             elif not number:
                 return
+
+
+def _send_again(child: int, number: int) -> None:
+    """Send SIGTERM to a forked child again, which has forgotten it; see `SaveOnSignal`."""
+    if number == signal.SIGTERM and child > 0:
+        with contextlib.suppress(OSError):
+            os.kill(child, number)
+        time.sleep(_FORWARD_EVERY_S)
 
 
 def _is_term_free() -> bool:

@@ -31,17 +31,17 @@ class Wrapper:
     """A wrapper that a patch has put around a function of torch's, another wrapper of ours, or one of other code.
 
     Attributes:
-        around: what was there; for a class what its `__dict__` held.
+        replaced: what was there; for a class what its `__dict__` held.
         wrapped: what calls that, with the object first.
     """
 
-    __slots__ = ("around", "function", "observer", "patch", "wrapped", "wraps_torch")
+    __slots__ = ("function", "observer", "patch", "replaced", "wrapped", "wraps_torch")
 
     # What callers call in place of `wrapped`. While `observer` is None it only calls `wrapped`.
     function: Callable[..., Any]
 
-    def __init__(self, patch: Patch, around: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
-        self.patch, self.around, self.wrapped = patch, around, wrapped
+    def __init__(self, patch: Patch, replaced: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
+        self.patch, self.replaced, self.wrapped = patch, replaced, wrapped
         names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
         # Torch's `nn.Module.__call__`, unchanged from the version we know: it calls `_compiled_call_impl`, or
         # `_call_impl` if that is None. A Python wrapper may then choose between these itself, which saves a frame.
@@ -89,17 +89,17 @@ class PatchTarget:
         """Return the outermost wrapper of `patch` that calls certainly reach: only wrappers of ours are around it."""
         wrapper = self._by_function.get(id(self._function()))
         while wrapper is not None and wrapper.patch is not patch:
-            wrapper = self._by_function.get(id(wrapper.around))
+            wrapper = self._by_function.get(id(wrapper.replaced))
         return wrapper
 
     def add(self, patch: Patch) -> Wrapper:
         """Put an inactive wrapper of `patch` around what is there: the one that wrapped it before, or a new one."""
-        around = self._function()
+        replaced = self._function()
         for wrapper in self.wrappers_of(patch):
-            if wrapper.around is around:
+            if wrapper.replaced is replaced:
                 break
         else:
-            wrapper = patch.wrap(around, as_method(around) if self._owner is nn.Module else around)
+            wrapper = patch.wrap(replaced, as_method(replaced) if self._owner is nn.Module else replaced)
             _name_as(wrapper.function, self._original)
             # Known before it can be called, so that it is found wherever an interrupt comes.
             self._by_function[id(wrapper.function)] = wrapper
@@ -110,7 +110,7 @@ class PatchTarget:
         """Take off the inactive wrappers, but for those that other code has wrapped."""
         below = function = self._function()
         while (wrapper := self._by_function.get(id(below))) is not None and wrapper.observer is None:
-            below = wrapper.around
+            below = wrapper.replaced
         if below is not function:
             self._set(below)
 
@@ -131,7 +131,7 @@ class PatchTarget:
     def below_ours(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
         """Return what is below the wrappers of ours around a function, if any are."""
         while (wrapper := self._by_function.get(id(function))) is not None:
-            function = wrapper.around
+            function = wrapper.replaced
         return function
 
     def is_ours_alone(self) -> bool:
@@ -191,9 +191,9 @@ class Patch:
             if target.is_restored:
                 target.remove_inactive()
 
-    def wrap(self, around: Callable[..., Any], wrapped: Callable[..., Any]) -> Wrapper:
-        """Return a new, inactive wrapper `around` what was found, which `wrapped` calls."""
-        wrapper = Wrapper(self, around, wrapped)
+    def wrap(self, replaced: Callable[..., Any], wrapped: Callable[..., Any]) -> Wrapper:
+        """Return a new, inactive wrapper in place of `replaced`, which `wrapped` calls."""
+        wrapper = Wrapper(self, replaced, wrapped)
         wrapper.function = self._make(wrapper)
         return wrapper
 

@@ -93,6 +93,8 @@ def _cache_hits() -> int:
 
 
 def _reading(function: Callable[..., Any], *, is_backward: bool) -> Callable[..., Any]:
+    """Return a function that reads the graph it is passed, then passes it on."""
+
     def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
         thread = _threads.get()
         # Inductor compiles patterns that it looks for within the program's compilation, without a context.

@@ -252,6 +252,7 @@ def _wrap(
     graph: GraphWork = GraphWork(),  # noqa: B008 (nothing changes it)
     label: str = "",
 ) -> Callable[..., Any]:
+    """Return a function in the place of a compiled one: while a recording runs, its calls are those of a module."""
     region = CompiledRegion(function, modules, graph)
     region.label = label
 

@@ -17,8 +17,8 @@ from ..ring.event_text import CATEGORIES
 from .ranges import category_of
 from .torch_ranges import INNER
 
-_MAX_PLACES, _MAX_GAPS = 256, 12
-"""How many gaps are told apart, and how many of these, the longest, are noted."""
+_MAX_PLACES = 256  # gaps that are told apart
+_MAX_GAPS = 12  # of these the longest, which are noted
 _NOT_THE_PROGRAM = (
     os.path.join(os.path.dirname(torch.__file__), ""),
     os.path.join(Path(__file__).parents[1], ""),

@@ -117,6 +117,7 @@ class OptimizerSteps:
             self._count(cast("Optimizer", first))
 
     def _count(self, optimizer: Optimizer) -> None:
+        """Find the training step that this step of an optimizer belongs to, and report it."""
         key, step = _key(optimizer), self._steps.get()
         if self._present is None:
             self._present = _find_others(key)

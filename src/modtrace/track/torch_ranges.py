@@ -66,14 +66,8 @@ class TorchRanges(RangeRecorder):
             _wrap_record_function()
         else:
             _wrap_preparation()
-        for functions in _FUNCTIONS:
-            call_after_import(functions.module, functions.wrap)
-        call_after_import(_COMPILE_MODULE, _watch_compilations)
-        call_after_import(_LOADER_MODULE, _wrap_loaders)
-        call_after_import(_GENERATE_MODULE, _wrap_generate)
-        call_after_import(_ACTOR_MODULE, _wrap_actors)
-        for module in _ANNOTATING:
-            call_after_import(module, partial(_wrap_annotations, module))
+        for module, wrap in _WRAPPED_MODULES.items():
+            call_after_import(module, wrap)
         super().start()
 
     def find_classes(self) -> None:
@@ -438,3 +432,14 @@ def _compilation_name(args: Any) -> str:
         return name
     # Without the id of the compilation that did not fit, nor the source and the paths that torch puts behind it.
     return f"{name}: {re.split(_BEHIND_REASON, reason.partition(': ')[2] or reason)[0]}"
+
+
+_WRAPPED_MODULES: Mapping[str, Callable[[], None]] = {
+    **{functions.module: functions.wrap for functions in _FUNCTIONS},
+    **{module: partial(_wrap_annotations, module) for module in _ANNOTATING},
+    _COMPILE_MODULE: _watch_compilations,
+    _LOADER_MODULE: _wrap_loaders,
+    _GENERATE_MODULE: _wrap_generate,
+    _ACTOR_MODULE: _wrap_actors,
+}
+"""Modules, and what wraps their functions once they are imported."""

@@ -148,9 +148,9 @@ _WRAPPERS = {
 """Wrappers, by module and name of their class, from which others may be derived."""
 
 _FORWARDS = tuple(Wrapping(attribute, works=True) for attribute in ("module", "_module"))
-"""How the modules of any other library wrap that look up their attributes in what they hold under such a name, too."""
+"""For modules of any other library that look up their own attributes in a module which they hold by such a name."""
 
-_ATTRIBUTES = frozenset(how.attribute for how in (*_WRAPPERS.values(), *_FORWARDS))
+_ATTRIBUTES = frozenset(wrapping.attribute for wrapping in (*_WRAPPERS.values(), *_FORWARDS))
 
 _PREFIXED = {"FSDPModule", "ReplicateModule"}
 """Classes of torch.distributed that it puts before a module's own, in a class that it makes for it."""
@@ -179,10 +179,10 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
     # Most have no child under such a name, which is found sooner than what their class is.
     if not children or not any(map(children.__contains__, _ATTRIBUTES)):
         return None
-    for how in _wrapping(type(module)):
-        inner = children.get(how.attribute)
+    for wrapping in _wrapping(type(module)):
+        inner = children.get(wrapping.attribute)
         if isinstance(inner, nn.Module) and inner is not module:
-            return inner, how
+            return inner, wrapping
     return None
 
 

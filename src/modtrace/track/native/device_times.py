@@ -114,6 +114,8 @@ _REPLAY = _Replay()
 
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, ...]:
+    """Return the patches of the methods by which torch captures and replays graphs."""
+
     # Not torch 2.14's hooks of graphs: `src/modtrace/README.md` says why.
     def wrap_replay(wrapper: Wrapper) -> Callable[..., Any]:
         def replay(self: Any) -> Any:

@@ -155,7 +155,7 @@ def _watch_cuda_memory_later(native: ModuleType) -> None:
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, ...]:
     def wrap_call(wrapper: Wrapper) -> Callable[..., Any]:
-        call = _copy(MODULE_CALL[0].below_ours(wrapper.around))
+        call = _copy(MODULE_CALL[0].below_ours(wrapper.replaced))
         native.wrap_call(call, wrapper.wrapped)
         return call
 

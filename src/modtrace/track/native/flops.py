@@ -140,17 +140,17 @@ def _device_name(device_type: str) -> str:
 def _as_called(name: str, overload: str, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments as a dispatch mode gets them: without defaults at the end, and some by keyword."""
     args: list[Any] = []
-    given = 0
+    kept = 0
     kwargs = {}
     for (argument, has_default, default, kwarg_only), value in zip(_arguments(name, overload), inputs, strict=True):
         is_same = type(value) is type(default) and not isinstance(value, torch.Tensor) and value == default
         is_given = not (has_default and is_same)
         if not kwarg_only:
             args.append(value)
-            given = len(args) if is_given else given
+            kept = len(args) if is_given else kept
         elif is_given:
             kwargs[argument] = value
-    return args[:given], kwargs
+    return args[:kept], kwargs
 
 
 @cache

@@ -192,12 +192,12 @@ class SegmentHooks(Generic[_Stack]):
         """Keep the unhooked segments of a call for the passes to come, unless those of its name were never run."""
         left_by = frame.name, current_graph_task() != NO_GRAPH_TASK
         if self._passes_in_vain.get(left_by, 0) < _MAX_PASSES_IN_VAIN:
-            left = thread.left_segments
+            left_segments = thread.left_segments
             for segment in frame.unhooked_segments:
                 if segment not in hooked and segment[0] >= frame.entry_seq:
-                    left[segment] = frame.call_id, left_by
-            while len(left) > _MAX_LEFT_SEGMENTS:
-                del left[next(iter(left))]
+                    left_segments[segment] = frame.call_id, left_by
+            while len(left_segments) > _MAX_LEFT_SEGMENTS:
+                del left_segments[next(iter(left_segments))]
             frame.unhooked_segments.clear()
 
     def begin_pass(self, number: int, outputs: object, inputs: Sequence[Any]) -> None:
@@ -220,36 +220,36 @@ class SegmentHooks(Generic[_Stack]):
                 self.close_segment(thread, frame, outputs, sequence)
             else:
                 thread.end_segment(sequence)
-        outside, left, oldest = thread.outside_segments, thread.left_segments, math.inf
+        outside, left_segments, oldest = thread.outside_segments, thread.left_segments, math.inf
         segments: Sequence[Segment] = outside
         if len(self._threads.thread_ids) < 2:
             for open_frame in thread.open_frames():
                 if open_frame.unhooked_segments:
                     self._leave(thread, open_frame)
-            if left:
-                segments, oldest = sorted((*outside, *left)), min(left)[0]
+            if left_segments:
+                segments, oldest = sorted((*outside, *left_segments)), min(left_segments)[0]
         if not segments:
             return
         newest = _newest_of(segments, outputs, lambda number, is_inside: is_inside or number >= oldest)
-        found = set()
+        names_found = set()
         for segment, node in newest.items():
-            if segment in left:
-                call_id, left_by = left.pop(segment)
-                found.add(left_by)
+            if segment in left_segments:
+                call_id, left_by = left_segments.pop(segment)
+                names_found.add(left_by)
             else:
                 outside.remove(segment)
                 call_id = thread.frames[0].call_id
             self._hook(thread, node, call_id)
         if oldest < math.inf:
-            self._note_found(left, found)
+            self._note_found(left_segments, names_found)
 
-    def _note_found(self, left: dict[Segment, tuple[Any, _LeftBy]], found: set[_LeftBy]) -> None:
+    def _note_found(self, left_segments: dict[Segment, tuple[Any, _LeftBy]], names_found: set[_LeftBy]) -> None:
         """Count the passes in vain of each name, and give up those that never run: a model leaves some in each step."""
-        for left_by in found | {left_by for _, left_by in left.values()}:
-            self._passes_in_vain[left_by] = 0 if left_by in found else self._passes_in_vain.get(left_by, 0) + 1
-        for segment, (_, left_by) in list(left.items()):
+        for left_by in names_found | {left_by for _, left_by in left_segments.values()}:
+            self._passes_in_vain[left_by] = 0 if left_by in names_found else self._passes_in_vain.get(left_by, 0) + 1
+        for segment, (_, left_by) in list(left_segments.items()):
             if self._passes_in_vain[left_by] == _MAX_PASSES_IN_VAIN:
-                del left[segment]
+                del left_segments[segment]
 
     def end_pass(self, number: int) -> None:
         """Note that the pass of this number returned or raised."""

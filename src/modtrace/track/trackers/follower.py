@@ -216,6 +216,7 @@ class Follower(SegmentHooks[LiveThread]):
                 self._switch_call(task, call, gradient)
 
     def _begin_graph_task(self, thread: LiveThread, graph_task_id: int) -> None:
+        """Make this graph task the last one of the thread, and drop those that have ended."""
         tasks, depth = thread.graph_tasks, backward_nesting_depth()
         # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
         # the one before ended by an exception; the engine has no callback for that.
@@ -357,7 +358,7 @@ class _FollowPatch(Patch):
         self._set((*self.followers, follower))
 
     def remove(self, follower: Follower) -> None:
-        self._set(tuple(other for other in self.followers if other is not follower))
+        self._set(tuple(kept for kept in self.followers if kept is not follower))
 
     def _set(self, followers: tuple[Follower, ...]) -> None:
         self.followers = followers
