@@ -161,6 +161,13 @@ def lines(job: JobView, view: ScreenState | None = None, width: int = 80, height
     return out.getvalue().splitlines()
 
 
+def test_the_busiest_rank_of_a_module_is_called_by_its_role() -> None:
+    rows = [module("Net", 40, 5, 5), module("Net", 40, 5, 2.5)]
+    ranks = [rank_rates(n, row, at=state(n)._replace(role="trainer")) for n, row in enumerate(rows)]
+
+    assert any(line.endswith(" trainer 0: 50.0") for line in lines(JobView(ranks, (), 0.1)))
+
+
 JOB = JobView([rank_rates(0, module("Net", 40, 4, 1, 1), module("Net.a", 40, 3, 3))], (), 0.1)
 
 

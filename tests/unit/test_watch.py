@@ -248,6 +248,20 @@ def test_a_moment_is_kept_of_all_ranks_of_a_folder(tmp_path: Path) -> None:
     assert modtrace.load_ranks(tmp_path / "kept" / "step20-step").columns.step.max() >= 22
 
 
+@pytest.mark.parametrize("role", ["", "rollout"])
+def test_a_rank_is_called_by_its_role_in_why_a_window_is_kept(tmp_path: Path, role: str) -> None:
+    begin = time.monotonic_ns() + 100 * SECOND
+    ranks = [Training(tmp_path / f"{rank}.modtrace", begin=begin, rank=rank, role=role) for rank in range(2)]
+    watcher, lines = watch(tmp_path)
+    for number in range(24):
+        for rank, training in enumerate(ranks):
+            training.step(head=300 if (number, rank) == (20, 1) else 5)
+        watcher.look()
+
+    [line] = lines
+    assert f": {role or 'rank'} 1: step 20 took 306 ms (step > 3x; usually 11 ms)" in line
+
+
 def test_a_mark_that_asks_to_keep_is_kept_without_a_condition(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace")
     watcher, lines = watch(tmp_path / "run.modtrace", when=())

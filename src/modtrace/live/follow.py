@@ -101,21 +101,23 @@ class ModuleRate(NamedTuple):
     backward_share: float  # in backward and recompute
     busiest_share: float  # the largest self share of a rank
     busiest_rank: int | None  # that rank; None if there is one rank only, or it is not known
+    busiest_role: str = ""  # the role of that rank; empty if it is not known
 
 
 def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[ModuleRate]:
     """Return the times of each module, in the order in which modules were first called."""
     measured = [rank for rank in ranks if rank.rows and rank.window_ns]
     shares_of: dict[str, Float64Array] = {}
-    busiest: dict[str, tuple[float, int | None]] = {}
+    busiest: dict[str, tuple[float, int | None, str]] = {}
     for rank in measured:
         for row in rank.rows if max_depth is None else fold_below(rank.rows, max_depth):
             backward_ns = row.backward_ns + row.recompute_ns
             values = [1e9 * row.calls, row.self_ns, row.total_ns, row.forward_ns, backward_ns]
             shares = np.array(values) / rank.window_ns
             shares_of[row.fqn] = shares_of.get(row.fqn, 0) + shares
-            if shares[1] >= busiest.get(row.fqn, (0.0, None))[0]:
-                busiest[row.fqn] = (float(shares[1]), rank.state.rank if len(measured) > 1 else None)
+            if row.fqn not in busiest or shares[1] >= busiest[row.fqn][0]:
+                number = rank.state.rank if len(measured) > 1 else None
+                busiest[row.fqn] = (float(shares[1]), number, rank.state.role)
     means = {fqn: (shares / len(measured)).tolist() for fqn, shares in shares_of.items()}
     return [ModuleRate._make([fqn, *mean, *busiest[fqn]]) for fqn, mean in means.items()]
 
@@ -194,6 +196,7 @@ class RingFollower:
         except OSError:  # another system
             self._source = self.path
         self.rank: int | None = None
+        self.role = ""
         self.pid = self.failures = 0
         self.recorded = self.missed_events = 0  # events written until now; those overwritten before a look came
         self.quiet_ns = self.last_ns = 0  # how long it has written no event; when its last was, Unix nanoseconds
@@ -295,7 +298,9 @@ class RingFollower:
             snapshot = self._last_events(count)
             held = len(snapshot.slots.events) + snapshot.slots.torn
             if snapshot.slots.overwritten <= self._context or held < count or count >= _MAX_EVENTS:
-                self.rank, self.pid = snapshot.metadata.get("rank"), snapshot.metadata.get("pid", 0)
+                metadata = snapshot.metadata
+                self.rank, self.role = metadata.get("rank"), metadata.get("role", "")
+                self.pid = metadata.get("pid", 0)
                 return snapshot
             count = min(_MAX_EVENTS, snapshot.slots.recorded - self._context + _FIRST_EVENTS)
 

@@ -220,7 +220,7 @@ def _module_table(ranks: Sequence[RankRates], screen: ScreenState) -> tuple[Tabl
         fqn = EndOfText(printable(module.fqn))
         cells: list[RenderableType] = [fqn, *shares, *times, f"{module.calls_per_s:,.1f}"]
         if several:
-            busiest = f"{module.busiest_rank}: {100 * module.busiest_share:.1f}"
+            busiest = f"{module.busiest_role} {module.busiest_rank}: {100 * module.busiest_share:.1f}".lstrip()
             cells.append("" if module.busiest_rank is None else busiest)
         rows.append(("bold red" if module.fqn in open_modules else "", cells))
     return table, rows

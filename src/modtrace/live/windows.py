@@ -15,7 +15,7 @@ from .._errors import ModtraceError
 from .._files import Folder, create_file
 from ..ring import RingSnapshot, give_number, numbered_files
 from ..timeline import Timeline
-from ..timeline.contents import WHOLE_RUN
+from ..timeline.contents import WHOLE_RUN, process_label
 from ..timeline.summary.slow_steps import divide_steps
 from ..write.perfetto import write_perfetto
 from .follow import RingFollower
@@ -282,7 +282,7 @@ class WindowKeeper:
 
 def _whose(follower: RingFollower, followers: Sequence[RingFollower]) -> str:
     """Return how a sentence on a ring begins, among others."""
-    return "" if len(followers) < 2 or follower.rank is None else f"rank {follower.rank}: "
+    return "" if len(followers) < 2 or follower.rank is None else f"{process_label(follower.role, follower.rank)}: "
 
 
 def save_window(timeline: Timeline, folder: Folder, name: str, why: Iterable[str], mode: int) -> str:
