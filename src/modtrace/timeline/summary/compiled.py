@@ -116,6 +116,6 @@ _KERNELS = (
 def compiled_table(modules: Sequence[CompiledModule]) -> Table:
     """Return the table of modules inside of what was compiled, and of which graphs nothing is known and why."""
     unknown = dict.fromkeys((row.region, row.graph, row.unknown) for row in modules if row.unknown)
-    lines = [f"not known of {region}, graph {graph or '?'}: {why}" for region, graph, why in unknown]
+    lines = [f"not known of {region}, graph {graph or '?'}: {reason}" for region, graph, reason in unknown]
     notes = (_NOTE, _KERNELS) if any(row.kernel_ns_forward is not None for row in modules) else (_NOTE,)
     return Table(_COLUMNS, modules, fields_of(CompiledModule), lines, notes, "module")

@@ -80,12 +80,12 @@ def summarize_device(timeline: "Timeline", by: GroupBy = "module") -> DeviceSumm
     length = in_modules = gaps = 0
     tracks = np.unique(columns.track[chosen])
     for track in tracks.tolist():
-        own = columns.track == track
-        busy = union_of(columns.start[own], columns.end[own])
+        on_stream = columns.track == track
+        busy = union_of(columns.start[on_stream], columns.end[on_stream])
         length += int(busy.end[-1] - busy.start[0])
         in_modules += int((busy.end - busy.start).sum())
         gaps += len(busy.start) - 1
-    dropped, unread = (timeline.metadata.get(f"device_events_{how}", 0) for how in ("dropped", "unread"))
+    dropped, unread = (timeline.metadata.get(f"device_events_{state}", 0) for state in ("dropped", "unread"))
     return DeviceSummary(rows, len(tracks), length, in_modules, gaps, bound, dropped, unread)
 
 

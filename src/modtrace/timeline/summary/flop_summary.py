@@ -27,14 +27,14 @@ class SpanFlops(NamedTuple):
     """The FLOPs, or bytes, of each span; arrays of equal length."""
 
     total: Int64Array  # int64, with the spans of its phase inside it; 0 where unknown
-    own: Int64Array  # int64, without them
-    known: BoolArray  # bool, False if its own FLOPs are unknown
+    self_flops: Int64Array  # int64, without them
+    known: BoolArray  # bool, False if these are unknown
 
     def in_steps(self, columns: Slices, step: Int64Array, numbers: Int64Array) -> Int64Array:
         """Return int64[phases, steps], FLOPs in each of the steps."""
         spans = np.flatnonzero(np.isin(step, numbers))
         flops = np.zeros((len(PHASES), len(numbers)), np.int64)
-        np.add.at(flops, (columns.phase[spans], np.searchsorted(numbers, step[spans])), self.own[spans])
+        np.add.at(flops, (columns.phase[spans], np.searchsorted(numbers, step[spans])), self.self_flops[spans])
         return flops
 
 
@@ -179,8 +179,8 @@ class FlopSummary(NamedTuple):
             if row.flops is not None and whole_ns:
                 row = row._replace(flops_per_second=row.flops / whole_ns * 1e9)
             rows.append(row)
-            again = row.recompute_in_backward
-            flops = (row.flops_forward, (row.flops_backward or 0) + again, (row.flops_recompute or 0) - again)
+            rerun = row.recompute_in_backward
+            flops = (row.flops_forward, (row.flops_backward or 0) + rerun, (row.flops_recompute or 0) - rerun)
             nbytes = (row.bytes_forward, row.bytes_backward, row.bytes_recompute)
             rates += [
                 PhaseRate(
@@ -217,9 +217,9 @@ def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
     per_arg = []
     for arg in wanted:
         total = np.maximum(columns.arg(arg).dense(len(columns), 0), 0)
-        own = total.copy()
-        np.subtract.at(own, columns.parent[inner], total[inner])
-        per_arg.append(SpanFlops(total, np.maximum(own, 0), known))
+        self_flops = total.copy()
+        np.subtract.at(self_flops, columns.parent[inner], total[inner])
+        per_arg.append(SpanFlops(total, np.maximum(self_flops, 0), known))
     return per_arg
 
 
@@ -229,7 +229,7 @@ def step_flops(timeline: Timeline) -> int | None:
     if not span_flops:
         return None
     flops = np.zeros(int(step.max(initial=0)) + 1, np.int64)
-    np.add.at(flops, step, span_flops[0].own)
+    np.add.at(flops, step, span_flops[0].self_flops)
     return median(flops[flops > 0].tolist())
 
 
@@ -240,7 +240,7 @@ class GroupFlops(NamedTuple):
     known: Int64Array  # of how many of these FLOPs are known
     flops: Int64Array  # of all calls, with inner modules
     self_flops: Int64Array  # the same without them, in each row
-    again: Int64Array  # FLOPs of what ran again in backward
+    rerun: Int64Array  # FLOPs of what ran again in backward
     nbytes: Int64Array  # of the operators that were counted
     in_steps: Int64Array  # int64[phases, steps], FLOPs in each step
 
@@ -261,26 +261,26 @@ def describe_flops(
     compiled: Iterable[str],
 ) -> FlopSummary:
     """Return what modules and steps cost; the timeline is all that was recorded, or its last piece."""
-    said = timeline.metadata.get(COUNTED, {})
-    dtypes = said.get("dtypes", {})
+    noted = timeline.metadata.get(COUNTED, {})
+    dtypes = noted.get("dtypes", {})
     modules = []
-    of_rows = costs.self_flops.sum(axis=0), costs.again[BACKWARD], costs.nbytes.T
-    for row, own, again, nbytes in zip(rows, *(column.tolist() for column in of_rows), strict=True):
+    columns = costs.self_flops.sum(axis=0), costs.rerun[BACKWARD], costs.nbytes.T
+    for row, self_flops, rerun, nbytes in zip(rows, *(column.tolist() for column in columns), strict=True):
         in_phases = row.flops_forward, row.flops_backward, row.flops_recompute or None
-        parts = [part for part in in_phases if part is not None]
-        flops = sum(parts) if parts else None
-        rest = *in_phases, *nbytes, again
-        modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, None, *rest))
+        known = [flops for flops in in_phases if flops is not None]
+        total = sum(known) if known else None
+        costs_of_row = *in_phases, *nbytes, rerun
+        modules.append(FlopModule(row.fqn, row.module_class, row.calls, total, self_flops, None, *costs_of_row))
     in_step = np.stack([steps.columns.step, costs.in_steps.sum(axis=0), costs.in_steps[RECOMPUTE]], axis=1)
     name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
     replays = [name.fqn for name in timeline.names if name.module_class == REPLAY_CLASS]
     summary = FlopSummary(
         rows=modules,
         by_step=[StepFlops(*of_step) for of_step in in_step.tolist()],
-        counted_in=said.get("steps", []),
-        outside=said.get("outside", 0),
-        unknown=said.get("unknown", 0),
-        without_formula=said.get("without_formula", []),
+        counted_in=noted.get("steps", []),
+        outside=noted.get("outside", 0),
+        unknown=noted.get("unknown", 0),
+        without_formula=noted.get("without_formula", []),
         unseen=[*compiled, *replays],
         dtypes=dtypes,
         peak_tbytes=peak_tbytes(name),
@@ -345,7 +345,7 @@ def flops_lines(flops: FlopSummary) -> list[str]:
     line = f"a step: {at_least}{usual / 1e9:,.3f} GFLOP (median)"
     used = [(step.mfu, step.hfu) for step in flops.by_step if step.mfu is not None and step.hfu is not None]
     if used:
-        mfu, hfu = (float(np.median(one)) for one in zip(*used, strict=True))
+        mfu, hfu = np.median(used, axis=0).tolist()
         line += f", MFU {mfu:.1%}" + (f", with recompute HFU {hfu:.1%}" if hfu > mfu else "")
         line += f" of {flops.peak_tflops:,.6g} TFLOP/s"
     if flops.counted_in:

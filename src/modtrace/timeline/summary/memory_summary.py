@@ -111,14 +111,14 @@ def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> M
     calls, held = measure_calls(timeline), find_holders(timeline)
     if calls is None or held is None:
         return None
-    columns, known = timeline.columns, calls.known
-    phase, group = columns.phase[known].astype(np.int64), groups.of_name[columns.name[known]]
-    each, count = np.unique(np.stack([phase, group, calls.retained[known]]), axis=1, return_counts=True)
+    columns, is_known = timeline.columns, calls.known
+    phase, group = columns.phase[is_known].astype(np.int64), groups.of_name[columns.name[is_known]]
+    amounts, count = np.unique(np.stack([phase, group, calls.retained[is_known]]), axis=1, return_counts=True)
     peaks = np.full((len(PHASES), len(groups)), _NONE)
-    np.maximum.at(peaks, (phase, group), calls.peak[known])
+    np.maximum.at(peaks, (phase, group), calls.peak[is_known])
     step = next(iter(steps.number[(steps.start <= held.time_ns) & (held.time_ns < steps.end)].tolist()), None)
     grown = grown_in(timeline) if _grows_outside(timeline) else {}
-    return MeasuredMemory(np.concatenate([each, [count]]), peaks, held, step, grown, len(steps.number))
+    return MeasuredMemory(np.concatenate([amounts, [count]]), peaks, held, step, grown, len(steps.number))
 
 
 def _grows_outside(timeline: "Timeline") -> int:
@@ -144,7 +144,8 @@ def summarize_memory(
     if not pieces:
         return None
     phase, group, retained, alike = np.concatenate([piece.calls for piece in pieces], axis=1)
-    medians = [_medians(*(column[phase == one] for column in (group, retained, alike))) for one in (FORWARD, RECOMPUTE)]
+    rows_of = phase == FORWARD, phase == RECOMPUTE
+    medians = [_medians(group[rows], retained[rows], alike[rows]) for rows in rows_of]
     most = np.full((len(PHASES), len(groups)), _NONE)
     for piece in pieces:
         # Groups of ranges follow those of modules, and not all pieces have them.
@@ -168,10 +169,10 @@ def summarize_memory(
     holders = [
         Holder(fqn, count, min(count, saved[fqn]) if fqn in saved else None) for fqn, count in held.by_fqn.items()
     ]
-    other = Holder("other", held.other)
-    said = tuple(facts.get("sentences", ()))
+    holders.append(Holder("other", held.other))
+    sentences = tuple(facts.get("sentences", ()))
     seconds, place = (held.time_ns - begin_ns) / 1e9, _place_of_growth(pieces, _grows_outside(timeline))
-    return MemorySummary(rows, held.held, held.time_ns, seconds, step, (*holders, other), held.process, said, place)
+    return MemorySummary(rows, held.held, held.time_ns, seconds, step, tuple(holders), held.process, sentences, place)
 
 
 def _with_inner(saved: Mapping[str, int], fqn: str) -> int | None:

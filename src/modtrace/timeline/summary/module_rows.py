@@ -188,12 +188,12 @@ def group_modules(names: tuple[Name, ...], by: GroupBy) -> Groups:
 
 def outer_modules(fqns: Sequence[str]) -> dict[str, list[str]]:
     """Return for each fully qualified name those of the others that contain it, the innermost first."""
-    known = set(fqns)
+    names = set(fqns)
     outer: dict[str, list[str]] = {}
     for fqn in fqns:
         parts = fqn.split(".")
         prefixes = (".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
-        outer[fqn] = [prefix for prefix in prefixes if prefix in known]
+        outer[fqn] = [prefix for prefix in prefixes if prefix in names]
     return outer
 
 
@@ -213,8 +213,8 @@ def in_tree_order(rows: Sequence[ModuleTimes]) -> list[tuple[ModuleTimes, str, s
     ordered: list[tuple[ModuleTimes, str, str]] = []
     stack = [(row, "", "", "") for row in reversed(inner.get(None, []))]
     while stack:
-        row, around, branch, below = stack.pop()
-        ordered.append((row, row.fqn[len(around) + 1 if around else 0 :], branch))
+        row, outer_fqn, branch, below = stack.pop()
+        ordered.append((row, row.fqn[len(outer_fqn) + 1 if outer_fqn else 0 :], branch))
         children = inner.get(row.fqn, [])
         for index in range(len(children) - 1, -1, -1):
             turn, straight = ("└─ ", "   ") if index == len(children) - 1 else ("├─ ", "│  ")
@@ -228,7 +228,7 @@ def fold_below(rows: Sequence[ModuleTimes], depth: int) -> list[ModuleTimes]:
     kept = {row.fqn: row for row in rows if len(outer[row.fqn]) < depth}
     for row in rows:
         if row.fqn not in kept:
-            around = kept[outer[row.fqn][-depth]]
-            sums = {field: getattr(around, field) + getattr(row, field) for field in _SELF_FIELDS}
-            kept[around.fqn] = around._replace(**sums)
+            outer_row = kept[outer[row.fqn][-depth]]
+            sums = {field: getattr(outer_row, field) + getattr(row, field) for field in _SELF_FIELDS}
+            kept[outer_row.fqn] = outer_row._replace(**sums)
     return list(kept.values())

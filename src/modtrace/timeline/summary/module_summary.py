@@ -121,9 +121,9 @@ class Summary:
             ValueError: the key is not one of them, or is "gpu" without GPU columns.
         """
         key = key or ("gpu" if self.gpu else "self")
-        known = SORT_KEYS if self.gpu else SORT_KEYS[1:]
-        if key not in known:
-            raise ValueError(f"this summary sorts by {', '.join(known)}, not by {key!r}")
+        keys = SORT_KEYS if self.gpu else SORT_KEYS[1:]
+        if key not in keys:
+            raise ValueError(f"this summary sorts by {', '.join(keys)}, not by {key!r}")
         if key == "name":
             rows = sorted(self.rows, key=lambda row: (row.fqn, row.module_class))
         else:
@@ -133,16 +133,16 @@ class Summary:
 
     def of_file(self, path: str, step_by: str | None = None) -> Summary:
         """Return it with this file, and what its steps are, in the commands of its findings, instead of `TRACE`."""
-        arguments = shlex.join([path, *(("--step-by", step_by) if step_by is not None else ())])
-        named = [found._replace(next=found.next.replace(f" {TRACE}", f" {arguments}", 1)) for found in self.findings]
-        return replace(self, findings=named)
+        arguments = " " + shlex.join([path, *(("--step-by", step_by) if step_by is not None else ())])
+        findings = [finding._replace(next=finding.next.replace(f" {TRACE}", arguments, 1)) for finding in self.findings]
+        return replace(self, findings=findings)
 
     def with_peak(self, tflops: float) -> Summary:
         """Return it for a device of this peak, 10¹² FLOP/s; as it is if no operators were counted."""
         if self.flops is None:
             return self
         flops = self.flops.with_peak(tflops, self.steps)
-        others = [found for found in self.findings if found not in low_mfu(self.flops)]
+        others = [finding for finding in self.findings if finding not in low_mfu(self.flops)]
         return replace(self, flops=flops, findings=[*others, *low_mfu(flops)])
 
     def only(self, pattern: str | None = None, max_depth: int | None = None) -> Summary:
@@ -243,8 +243,8 @@ class Summary:
 
     def findings_text(self, width: int | None = None, limit: int | None = None, evidence: int | None = None) -> str:
         """Return one line about the recording and the findings, `limit` of them, and the first with evidence."""
-        found = findings_lines(self.findings, self.looked_at, limit, evidence)
-        return join_texts([*tables.header(self)[:1], *found], [], width)
+        lines = findings_lines(self.findings, self.looked_at, limit, evidence)
+        return join_texts([*tables.header(self)[:1], *lines], [], width)
 
     def modules_text(self, width: int | None = None) -> str:
         """Return the rest of the header, and the table of modules."""
@@ -269,8 +269,8 @@ class Summary:
         return text
 
     def _first_blocks(self, first: int, evidence: int, width: int | None, table_width: int | None) -> str:
-        named = {found.where for found in self.findings}
-        rows = [row for at, row in enumerate(self.rows) if at < first or row.fqn in named]
+        named = {finding.where for finding in self.findings}
+        rows = [row for place, row in enumerate(self.rows) if place < first or row.fqn in named]
         parts = (
             tables.parts_table(self)._replace(notes=self.lines).to("text", width=table_width) if self.step_parts else ""
         )
@@ -325,10 +325,10 @@ class Summary:
         return "\n".join(text.removesuffix("\n") for text in shown) + "\n"
 
     def _costs(self) -> list[tuple[Table, int | None]]:
-        known = tables.all_tables(replace(self, units=(), steps=Steps(), step_parts=StepsInParts(), ranges=()))
+        cost_tables = tables.all_tables(replace(self, units=(), steps=Steps(), step_parts=StepsInParts(), ranges=()))
         return [
             (table, len(self.rows) if name in ("device", "compiled") else None)
-            for name, table in known.items()
+            for name, table in cost_tables.items()
             if name not in ("modules", "findings")
         ]
 

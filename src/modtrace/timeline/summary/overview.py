@@ -146,7 +146,7 @@ def count_spans(timeline: Timeline) -> SpanCounts:
         used=set(np.unique(columns.name).tolist()),
         rerun=set(np.unique(columns.name[reruns]).tolist()),
         communication=sum_up_communication(timeline.collectives),
-        compiled={name: len(inside) for name, inside in compiled_names(timeline).items()},
+        compiled={name: len(modules) for name, modules in compiled_names(timeline).items()},
     )
 
 
@@ -184,13 +184,13 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
 
 
 def _whole_run(timeline: Timeline) -> dict[str, float | None] | None:
-    known = timeline.metadata.get(WHOLE_RUN)
-    return None if known is None else {name: known.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
+    noted = timeline.metadata.get(WHOLE_RUN)
+    return None if noted is None else {name: noted.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
 
 
 def _open_at_end(timeline: Timeline) -> dict[str, Any] | None:
-    known = timeline.metadata.get(OPEN_AT_END, {})
-    return dict(known) if {"thread", "place", "seconds", "usual_seconds"} <= known.keys() else None
+    noted = timeline.metadata.get(OPEN_AT_END, {})
+    return dict(noted) if {"thread", "place", "seconds", "usual_seconds"} <= noted.keys() else None
 
 
 def _open_line(is_in: Mapping[str, Any] | None) -> str:
@@ -221,9 +221,9 @@ def overview_lines(overview: Overview, steps: Steps, units: Sequence[UnitTimes] 
     """Return the header of a summary: what, which steps, what is lost, and what recompute costs."""
     recorded_by = [f"{overview.engine} engine"] if overview.engine else []
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
-    what = [shortened(overview.roots), shortened(overview.processes), *([", ".join(versions)] if versions else [])]
+    recorded = [shortened(overview.roots), shortened(overview.processes), *([", ".join(versions)] if versions else [])]
     counted_steps = _units_line(overview, steps, units) if units else _steps_line(steps, overview.steps_of)
-    lines = [" · ".join(part for part in what if part), counted_steps]
+    lines = [" · ".join(part for part in recorded if part), counted_steps]
     if overview.steps_end_with:
         lines.append(f"steps end with {overview.steps_end_with} that reach parameters: no optimizer of torch stepped")
     lines += [_open_line(overview.open_at_end), overview.kept, _losses_line(overview)]
@@ -255,25 +255,25 @@ def steps_note(overview: Overview | None) -> str:
 
 def _told_apart(fqns: Sequence[str]) -> dict[str, list[str]]:
     """Return the names with a `#` by the part before it, if that part is a name too or begins one."""
-    others: dict[str, dict[str, None]] = {}
+    longer: dict[str, dict[str, None]] = {}
     for fqn in fqns:
         for sign in re.finditer(r"#[^.#]+(?=\.|$)", fqn):
-            others.setdefault(fqn[: sign.start()], {})[fqn[: sign.end()]] = None
+            longer.setdefault(fqn[: sign.start()], {})[fqn[: sign.end()]] = None
     return {
         name: list(of_name)
-        for name, of_name in others.items()
+        for name, of_name in longer.items()
         if any(fqn == name or fqn.startswith(f"{name}.") for fqn in fqns)
     }
 
 
 def _told_apart_line(told_apart: Mapping[str, Sequence[str]]) -> str:
     """Say which names several modules had."""
-    said = []
+    sentences = []
     for name, others in told_apart.items():
-        which = f"the second is {others[0]}" if len(others) == 1 else f"the others are {shortened(others)}"
-        more = " or more" if others[-1].endswith("+") else ""
-        said.append(f"{len(others) + 1}{more} modules were named {name}; {which}")
-    return shortened(said, separator=". ")
+        given = f"the second is {others[0]}" if len(others) == 1 else f"the others are {shortened(others)}"
+        or_more = " or more" if others[-1].endswith("+") else ""
+        sentences.append(f"{len(others) + 1}{or_more} modules were named {name}; {given}")
+    return shortened(sentences, separator=". ")
 
 
 def _steps_of(timeline: Timeline) -> str:
@@ -304,9 +304,9 @@ def _steps_line(steps: Steps, steps_of: str) -> str:
 def _units_line(overview: Overview, steps: Steps, units: Sequence[UnitTimes]) -> str:
     """Say what the steps are if no marks end them, and how many there are of each name."""
     if overview.step_by == CALL:
-        what = "an outermost call (--step-by chooses others)"
+        unit_name = "an outermost call (--step-by chooses others)"
     else:
-        what = overview.step_by if overview.step_by.startswith("range ") else f"a call of {overview.step_by}"
+        unit_name = overview.step_by if overview.step_by.startswith("range ") else f"a call of {overview.step_by}"
     of_names = []
     for unit in (unit for unit in units if not unit.stage and not unit.thread):
         inside = f" ({counted(unit.calls, 'call')} inside)" if unit.calls != unit.measured else ""
@@ -315,7 +315,7 @@ def _units_line(overview: Overview, steps: Steps, units: Sequence[UnitTimes]) ->
     of_process = f" of {overview.steps_of}" if overview.steps_of else ""
     cut = int(np.count_nonzero(~steps.columns.whole))
     not_whole = f"; {counted(cut, 'step')} not recorded whole" if cut else ""
-    return f"a step is {what}: {shortened(of_names)}{of_process}{not_whole}"
+    return f"a step is {unit_name}: {shortened(of_names)}{of_process}{not_whole}"
 
 
 def _recompute_line(overview: Overview, steps: Steps) -> str:
@@ -324,16 +324,16 @@ def _recompute_line(overview: Overview, steps: Steps) -> str:
         return ""
     usual = median(columns.recompute_ns)
     share = columns.recompute_ns.sum() / columns.duration_ns.sum()
-    again = ", ".join(f"{counted(count, 'module')} of {name}" for name, count in overview.recomputed.items())
-    return f"checkpointing costs {_ms(usual)} of a step (median; {share:.1%} of all), to run {again} again"
+    modules = ", ".join(f"{counted(count, 'module')} of {name}" for name, count in overview.recomputed.items())
+    return f"checkpointing costs {_ms(usual)} of a step (median; {share:.1%} of all), to run {modules} again"
 
 
 def compiled_names(timeline: Timeline) -> dict[str, list[str]]:
     """Return the modules that are inside of each region that torch.compile made (`["0: Linear"]`), by its name."""
     names, columns = timeline.names, timeline.columns
-    inside = columns.arg(Arg.COMPILED_MODULES)
-    of_name = dict(zip(columns.name[inside.rows].tolist(), inside.values.tolist(), strict=True))
-    modules = {names[name].fqn: inside.text(value) for name, value in of_name.items()}
+    texts = columns.arg(Arg.COMPILED_MODULES)
+    of_name = dict(zip(columns.name[texts.rows].tolist(), texts.values.tolist(), strict=True))
+    modules = {names[name].fqn: texts.text(value) for name, value in of_name.items()}
     return {fqn: text.split(", ") if text else [] for fqn, text in sorted(modules.items())}
 
 
@@ -342,8 +342,8 @@ def _compiled_line(overview: Overview) -> str:
     if not overview.compiled:
         return ""
     compiled = overview.compiled.items()
-    inside = [name + (f" with {counted(count, 'module')} inside" if count else "") for name, count in compiled]
-    return f"compiled, each one span: {shortened(inside)}"
+    regions = [name + (f" with {counted(count, 'module')} inside" if count else "") for name, count in compiled]
+    return f"compiled, each one span: {shortened(regions)}"
 
 
 def sum_up_communication(collectives: Collectives) -> Mapping[str, OperatorTotals]:
@@ -363,8 +363,8 @@ def sum_up_communication(collectives: Collectives) -> Mapping[str, OperatorTotal
 def _by_operator(totals: Iterable[tuple[str, OperatorTotals]]) -> dict[str, OperatorTotals]:
     """Add up what is of one operator; the one with most calls comes first."""
     sums: dict[str, OperatorTotals] = {}
-    for name, more in totals:
-        sums[name] = OperatorTotals(*map(sum, zip(more, sums.get(name, (0, 0, 0, 0)), strict=True)))
+    for name, added in totals:
+        sums[name] = OperatorTotals(*map(sum, zip(added, sums.get(name, (0, 0, 0, 0)), strict=True)))
     return dict(sorted(sums.items(), key=lambda item: (-item[1].calls, item[0])))
 
 
@@ -380,17 +380,17 @@ def communication_line(totals: Mapping[str, OperatorTotals]) -> str:
     parts = []
     for operator, total in called[:_SHOWN_OPERATORS]:
         parts.append(f"{total.calls:,} {operator}" + (f" ({format_bytes(total.nbytes)})" if total.nbytes else ""))
-    more = sum(total.calls for _, total in called[_SHOWN_OPERATORS:])
-    parts += [f"{more:,} others"] if more else []
+    unnamed = sum(total.calls for _, total in called[_SHOWN_OPERATORS:])
+    parts += [f"{unnamed:,} others"] if unnamed else []
     call_ns, wait_ns = (sum(times) for times in zip(*((t.call_ns, t.wait_ns) for t in totals.values()), strict=True))
-    what = ", ".join(parts) or "only waits"
-    return f"communication: {what}; calls take {call_ns / 1e6:,.3f} ms, waits {wait_ns / 1e6:,.3f} ms"
+    calls = ", ".join(parts) or "only waits"
+    return f"communication: {calls}; calls take {call_ns / 1e6:,.3f} ms, waits {wait_ns / 1e6:,.3f} ms"
 
 
 def shortened(names: Sequence[object], limit: int = 3, separator: str = ", ") -> str:
     """Return the first of some names, and how many more there are."""
-    more = len(names) - limit
-    return separator.join(map(str, names[:limit])) + (f" and {more:,} more" if more > 0 else "")
+    unnamed = len(names) - limit
+    return separator.join(map(str, names[:limit])) + (f" and {unnamed:,} more" if unnamed > 0 else "")
 
 
 def _ms(ns: int) -> str:

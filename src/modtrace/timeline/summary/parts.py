@@ -96,12 +96,12 @@ def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
     """Return the steps of a timeline in parts, without a reason why any was slow: for that, all pieces are needed."""
     bounds, parts = find_step_bounds(timeline, step_by), _part_numbers()
     gaps = bounds.between(timeline)
-    both = StepBounds.joined([bounds, gaps])
-    if not len(both.number):
+    times = StepBounds.joined([bounds, gaps])
+    if not len(times.number):
         nothing = np.zeros((0, len(parts)), np.int64)
         return DividedSteps(bounds, nothing, list(parts), {}, gaps, nothing, np.zeros(len(parts), np.int64))
-    order = np.argsort(both.start, kind="stable")
-    (ns, other_ns, tid), place = _divide(timeline, both.take(order), parts), np.argsort(order, kind="stable")
+    order = np.argsort(times.start, kind="stable")
+    (ns, other_ns, tid), place = _divide(timeline, times.take(order), parts), np.argsort(order, kind="stable")
     of_steps, of_gaps = np.split(place, [len(bounds.number)])
     longest = _longest_ranges(timeline, bounds, tid[of_steps])
     other_ns = other_ns[of_steps].sum(axis=0)
@@ -113,10 +113,10 @@ def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
     if len(pieces) == 1:
         return pieces[0]
     parts, longest, first = _part_numbers(), dict[tuple[int, str], str](), 0
-    at = [[parts[name] for name in piece.names] for piece in pieces]
+    columns_of = [[parts[name] for name in piece.names] for piece in pieces]
     ns, gap_ns, gaps = list[Int64Array](), list[Int64Array](), list[StepBounds]()
     other_ns = np.zeros(len(parts), np.int64)
-    for piece, columns in zip(pieces, at, strict=True):
+    for piece, columns in zip(pieces, columns_of, strict=True):
         kept = np.flatnonzero(piece.gaps.whole | (piece is pieces[-1]))
         for tables, table in ((ns, piece.ns), (gap_ns, piece.gap_ns[kept])):
             wide = np.zeros((len(table), len(parts)), np.int64)
@@ -166,8 +166,8 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
         thread = _busiest(line, bounds, start, part, [parts[name] for name in _OF_MODEL])
     low, high = line.move(thread, bounds.start), line.move(thread, bounds.end)
     edges = np.sort(np.append(low, high))
-    at = np.searchsorted(start, edges)
-    start, part = np.insert(start, at, edges), np.insert(part, at, np.append(part, 0)[at - 1])
+    place = np.searchsorted(start, edges)
+    start, part = np.insert(start, place, edges), np.insert(part, place, np.append(part, 0)[place - 1])
     ns = np.diff(start, append=start[-1:])
     order = np.argsort(low, kind="stable")
     step = order[np.searchsorted(low[order], start, side="right") - 1]
@@ -178,8 +178,8 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
     follows = part > 0  # `other` is 0
     follows[line.first_of_threads(start)] = True
     named = np.maximum.accumulate(np.where(follows, np.arange(len(part)), 0))
-    others = np.flatnonzero(in_step & (part == 0))
-    np.add.at(after.reshape(-1), step[others] * len(parts) + part[named[others]], ns[others])
+    unnamed = np.flatnonzero(in_step & (part == 0))
+    np.add.at(after.reshape(-1), step[unnamed] * len(parts) + part[named[unnamed]], ns[unnamed])
     return table, after, line.tids[thread]
 
 
@@ -202,10 +202,10 @@ def _paint(layers: Sequence[_Layer]) -> tuple[Int64Array, Int64Array]:
     edges = distinct(np.concatenate([edge for layer in layers for edge in layer[:2]]))
     part = np.zeros(len(edges), np.int64)
     for layer in layers:
-        at = np.searchsorted(layer.start, edges, side="right") - 1
-        inside = np.flatnonzero(at >= 0)
-        inside = inside[edges[inside] < layer.end[at[inside]]]
-        part[inside] = layer.part[at[inside]]
+        interval = np.searchsorted(layer.start, edges, side="right") - 1
+        rows = np.flatnonzero(interval >= 0)
+        rows = rows[edges[rows] < layer.end[interval[rows]]]
+        part[rows] = layer.part[interval[rows]]
     return edges, part
 
 
@@ -222,13 +222,13 @@ def _busiest(
     first, last = np.searchsorted(bounds.end, low, side="right"), np.searchsorted(bounds.start, high)
     step, row = expand_ranges(first, last)
     ns = np.minimum(high[row], bounds.end[step]) - np.maximum(low[row], bounds.start[step])
-    keys, at = np.unique(step * threads + thread[row], return_inverse=True)
-    known, in_model = np.zeros((2, len(keys)), np.int64)
-    np.add.at(known, at, ns)
-    np.add.at(in_model, at, np.where(np.isin(part[named[row]], of_model), ns, 0))
+    keys, place = np.unique(step * threads + thread[row], return_inverse=True)
+    in_any, in_model = np.zeros((2, len(keys)), np.int64)
+    np.add.at(in_any, place, ns)
+    np.add.at(in_model, place, np.where(np.isin(part[named[row]], of_model), ns, 0))
     step, thread = np.divmod(keys, threads)
     has_model = np.bincount(step[in_model > 0], minlength=len(busiest)) > 0
-    most = np.where(has_model[step], in_model, known)
+    most = np.where(has_model[step], in_model, in_any)
     order = np.lexsort((-thread, most, step))  # of equal ones the first thread comes last, and stays
     order = order[most[order] > 0]
     busiest[step[order]] = thread[order]
@@ -242,13 +242,13 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
     is_forward, is_backward = (
         np.array([track.kind == kind for track in tracks], np.bool_) for kind in ("forward", "backward")
     )
-    own = thread >= 0
-    modules = np.flatnonzero(own & (slices.kind == MODULE))
-    passes = np.flatnonzero(own & (slices.kind == BACKWARD_PASS))
+    is_own = thread >= 0
+    modules = np.flatnonzero(is_own & (slices.kind == MODULE))
+    passes = np.flatnonzero(is_own & (slices.kind == BACKWARD_PASS))
     on_backward = modules[is_backward[slices.track[modules]]]
     calls = modules[is_forward[slices.track[modules]]]
     losses, models = _losses_and_models(timeline, line, calls, passes, ends)
-    ranges = np.flatnonzero(own & (slices.kind == RANGE))
+    ranges = np.flatnonzero(is_own & (slices.kind == RANGE))
     names, place = number_values(slices.name[ranges].astype(np.int64))
     category = np.array([timeline.names[name].category or "" for name in names.tolist()] or [""])[place]
     users, optimizers = ranges[np.isin(category, ("user", GENERATE))], ranges[category == "optimizer"]
@@ -271,11 +271,11 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
     yield _union_layer(slices, models, parts["forward"])
     yield _union_layer(slices, np.concatenate([passes, on_backward]), parts["backward"])
     yield _recompute(timeline, line, modules[slices.phase[modules] == RECOMPUTE], passes, parts["recompute"])
-    waits = np.flatnonzero(own & np.isin(slices.kind, (COLLECTIVE, WAIT)))
+    waits = np.flatnonzero(is_own & np.isin(slices.kind, (COLLECTIVE, WAIT)))
     yield _union_layer(slices, np.concatenate([waits, ranges[category == "communication"]]), parts["communication"])
     for part in ("data loading", "saving", "compile"):
         yield _union_layer(slices, ranges[category == part], parts[part])
-    yield _union_layer(slices, np.flatnonzero(own & (slices.kind == GARBAGE_COLLECTION)), parts["gc"])
+    yield _union_layer(slices, np.flatnonzero(is_own & (slices.kind == GARBAGE_COLLECTION)), parts["gc"])
     yield _union_layer(slices, ranges[category == "evaluation"], parts["evaluation"])
 
 
@@ -283,11 +283,11 @@ def measure_collections(timeline: Timeline) -> Int64Array:
     """Return how many garbage collections the first process had, and what they freed: see `Measured.collections`."""
     slices, numbers = timeline.slices, np.zeros((2, len(TRIGGERS), 1 + GENERATION_MASK), np.int64)
     generation, column = slices.arg(Arg.GENERATION), slices.arg(Arg.TRIGGER)
-    own = first_process_tracks(timeline)[slices.track[generation.rows]]
-    rows, began = generation.rows[own], np.zeros(len(slices), np.int64)
+    is_own = first_process_tracks(timeline)[slices.track[generation.rows]]
+    rows, began = generation.rows[is_own], np.zeros(len(slices), np.int64)
     place = [TRIGGERS.index(text) if text in TRIGGERS else 0 for text in column.texts or ()]
     began[column.rows] = np.array(place, np.int64)[column.values]
-    of_kind = began[rows], generation.values[own]
+    of_kind = began[rows], generation.values[is_own]
     np.add.at(numbers[0], of_kind, 1)
     np.add.at(numbers[1], of_kind, slices.arg(Arg.COLLECTED).dense(len(slices), 0)[rows])
     return numbers
@@ -363,11 +363,11 @@ def _uncalled_holders(timeline: Timeline, calls: Int64Array) -> Int64Array:
     pair = slices.name[calls].astype(np.int64) << 32 | slices.name[slices.parent[calls]]
     pairs, of_call = np.unique(pair, return_inverse=True)
     numbers = np.full(len(pairs), -1)
-    for at, (name, caller) in enumerate(divmod(one, 1 << 32) for one in pairs.tolist()):
-        around = f"{names[caller].fqn}."
-        child, dot, _ = names[name].fqn.removeprefix(around).partition(".")
-        if dot and names[name].fqn.startswith(around):
-            numbers[at] = holders[around + child]
+    for place, (name, caller) in enumerate(divmod(name_pair, 1 << 32) for name_pair in pairs.tolist()):
+        prefix = f"{names[caller].fqn}."
+        child, dot, _ = names[name].fqn.removeprefix(prefix).partition(".")
+        if dot and names[name].fqn.startswith(prefix):
+            numbers[place] = holders[prefix + child]
     return numbers[of_call]
 
 
@@ -380,8 +380,8 @@ def _gaps_before_passes(
     another pass if a call came before that in the step and no optimizer ran in between.
     """
     slices = line.slices
-    both = np.concatenate([models, passes])
-    busy = union_of(slices.start[both], slices.end[both])
+    rows = np.concatenate([models, passes])
+    busy = union_of(slices.start[rows], slices.end[rows])
     start, end = busy.end[:-1], busy.start[1:]
     backward = (slices.kind == MODULE) & (slices.phase == BACKWARD)
     backed = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
@@ -396,15 +396,15 @@ def _gaps_before_passes(
     return _Layer(start[kept], end[kept], np.full(int(np.count_nonzero(kept)), part, np.int64))
 
 
-def _recompute(timeline: Timeline, line: ThreadLine, again: Int64Array, passes: Int64Array, part: int) -> _Layer:
+def _recompute(timeline: Timeline, line: ThreadLine, rerun: Int64Array, passes: Int64Array, part: int) -> _Layer:
     """Return when modules ran again: on each thread, or on a device's thread while that one was in a pass."""
-    start, end = [line.slices.start[again]], [line.slices.end[again]]
+    start, end = [line.slices.start[rerun]], [line.slices.end[rerun]]
     slices, thread = timeline.slices, line.of_track[timeline.slices.track[passes]]
-    for own in split_by(thread, passes) if len(again) else ():
-        begins, ends = slices.start[own], slices.end[own]
-        near = again[slice(*np.searchsorted(slices.start[again], (begins[0], ends.max())))]
+    for of_thread in split_by(thread, passes) if len(rerun) else ():
+        begins, ends = slices.start[of_thread], slices.end[of_thread]
+        near = rerun[slice(*np.searchsorted(slices.start[rerun], (begins[0], ends.max())))]
         near = near[slices.end[near] <= ends[np.searchsorted(begins, slices.start[near], side="right") - 1]]
-        of_pass = line.of_track[slices.track[own[:1]]]
+        of_pass = line.of_track[slices.track[of_thread[:1]]]
         start.append(line.move(of_pass, slices.start[near]))
         end.append(line.move(of_pass, slices.end[near]))
     times = union_of(np.concatenate(start), np.concatenate(end))
@@ -420,7 +420,7 @@ def _longest_ranges(timeline: Timeline, bounds: StepBounds, of_step: Int64Array)
     kept = (step >= 0) & (np.append(of_step, -1)[step] == tid)
     rows, step = rows[kept], step[kept]
     order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
-    known, place = number_values(slices.name[rows[order]])
-    names = [(timeline.names[name].category or "", timeline.names[name].label) for name in known.tolist()]
+    numbers, place = number_values(slices.name[rows[order]])
+    names = [(timeline.names[name].category or "", timeline.names[name].label) for name in numbers.tolist()]
     longest = zip(step[order].tolist(), map(names.__getitem__, place.tolist()), strict=True)
     return {(index, category): label for index, (category, label) in longest}

@@ -105,8 +105,8 @@ class StepsInParts(LazyRows[StepParts]):
         return StepsInParts(self.bounds.take(rows), self.ns[rows], self.parts, causes)
 
     def _make(self, rows: slice) -> Iterator[StepParts]:
-        each = zip(self.bounds.number[rows].tolist(), self.bounds.name[rows], self.ns[rows].tolist(), strict=True)
-        for index, (number, name, row) in enumerate(each, rows.start):
+        columns = zip(self.bounds.number[rows].tolist(), self.bounds.name[rows], self.ns[rows].tolist(), strict=True)
+        for index, (number, name, row) in enumerate(columns, rows.start):
             cause, slow_by = self.causes.get(index, (None, None))
             parts = {part: took for part, took in zip(self.parts, row, strict=True) if took}
             yield StepParts(number, parts, cause, name, slow_by)
@@ -152,7 +152,7 @@ def explain_steps(divided: DividedSteps, *, forward_of_calls: bool = False) -> S
         row_of = {step: row for row, step in enumerate(rows.tolist())} if longest else {}
         of_rows = {(row_of[step], category): name for (step, category), name in longest.items() if step in row_of}
         of_name = _causes(bounds.take(rows), ns[rows], names, of_rows, forward_of_calls)
-        causes |= {int(rows[row]): why for row, why in of_name.items()}
+        causes |= {int(rows[row]): cause for row, cause in of_name.items()}
     return StepsInParts(bounds, ns, names, dict(sorted(causes.items())))
 
 
@@ -242,40 +242,40 @@ def name_places(
 
     Forward makes no call slow unless that is one module of a list: a longer prompt has more to do in all of them.
     """
-    known = {*groups.fqns} - {""}
+    modules = {*groups.fqns} - {""}
     # Usually what runs in fewer than half of the steps takes no time.
     ran = sum(np.bincount(piece.group, minlength=len(groups.fqns))[: len(groups.fqns)] for piece in in_steps)
     usual_ns = np.where(2 * ran < np.count_nonzero(steps.bounds.counted), 0, usual_ns)
-    places = {index: why for index, why in steps.causes.items() if why[1].part in _OF_MODULES and known}
+    places = {index: cause for index, cause in steps.causes.items() if cause[1].part in _OF_MODULES and modules}
     numbers = steps.bounds.number[[*places]]
     took = join_times([piece.take(np.isin(piece.step, numbers)) for piece in in_steps])
     took = took.take(np.argsort(took.step, kind="stable"))
-    for index, why in places.items():
-        own = took.take(slice(*np.searchsorted(took.step, steps.bounds.number[index] + np.arange(2))))
-        places[index] = _with_place(why, own, usual_ns, groups)
+    for index, cause in places.items():
+        of_step = took.take(slice(*np.searchsorted(took.step, steps.bounds.number[index] + np.arange(2))))
+        places[index] = _with_place(cause, of_step, usual_ns, groups)
     causes = {
-        index: why
-        for index, why in {**steps.causes, **places}.items()
-        if steps.bounds.name[index] == STEP or why[1].part != "forward" or _is_in_list(why[1].module, known)
+        index: cause
+        for index, cause in {**steps.causes, **places}.items()
+        if steps.bounds.name[index] == STEP or cause[1].part != "forward" or _is_in_list(cause[1].module, modules)
     }
     return replace(steps, causes=causes)
 
 
-def _is_in_list(module: str, known: Container[str]) -> bool:
+def _is_in_list(module: str, called: Container[str]) -> bool:
     words = module.split(".")
     # An `nn.ModuleList` is not called, an `nn.Sequential` is.
-    return any(word.isdecimal() and ".".join(words[:at]) not in known for at, word in enumerate(words))
+    return any(word.isdecimal() and ".".join(words[:place]) not in called for place, word in enumerate(words))
 
 
 def _with_place(
-    why: tuple[str, SlowPart], took: GroupTimes, usual_ns: Int64Array, groups: Groups
+    cause: tuple[str, SlowPart], took: GroupTimes, usual_ns: Int64Array, groups: Groups
 ) -> tuple[str, SlowPart]:
-    group, (sentence, slow) = took.group, why
-    more = took.ns - usual_ns[group]
-    if not len(more) or more.max() < _EXPLAINS * (slow.took_ns - slow.usual_ns):
-        return why
-    rows = np.flatnonzero(more >= _AS_GOOD * more.max()).tolist()
-    row = max(rows, key=lambda row: (groups.fqns[group[row]].count("."), more[row]))
+    group, (sentence, slow) = took.group, cause
+    excess = took.ns - usual_ns[group]
+    if not len(excess) or excess.max() < _EXPLAINS * (slow.took_ns - slow.usual_ns):
+        return cause
+    rows = np.flatnonzero(excess >= _AS_GOOD * excess.max()).tolist()
+    row = max(rows, key=lambda row: (groups.fqns[group[row]].count("."), excess[row]))
     fqn = groups.fqns[group[row]]
     sentence += f"; {fqn} {short_ms(took.ns[row])}, usually {short_ms(usual_ns[group[row]])}"
     return sentence, slow._replace(module=fqn)

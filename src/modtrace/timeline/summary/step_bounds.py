@@ -28,7 +28,7 @@ from ..._arrays import (
 )
 from ..._errors import ModtraceError
 from .. import select
-from ..contents import FIRST_CALLED
+from ..contents import FIRST_CALLED, Name
 from ..nesting import shift_apart
 from ..slices import BACKWARD, BACKWARD_PASS, MODULE, RANGE
 from ..step_pieces import find_step_begins, trained_modules
@@ -50,9 +50,9 @@ class ThreadLine:
         """Make room for all that the threads did, and for their steps; those of the process are steps of each."""
         slices, tracks = timeline.slices, timeline.tracks
         tid = np.array([track.tid for track in tracks], np.int64)
-        own = select.first_process_tracks(timeline) & [track.device is None for track in tracks]
-        self.tids = distinct(tid[own])
-        self.of_track = np.where(own, np.searchsorted(self.tids, tid), -1)
+        is_own = select.first_process_tracks(timeline) & [track.device is None for track in tracks]
+        self.tids = distinct(tid[is_own])
+        self.of_track = np.where(is_own, np.searchsorted(self.tids, tid), -1)
         self._shift, self._begin, self.slices = np.zeros(1, np.int64), np.full(1, INT64_MIN), slices
         if len(self.tids) == 1:
             return
@@ -191,11 +191,11 @@ class StepBounds(NamedTuple):
         (tids, thread), count = number_values(self.tid), len(self.tid)
         if not count:
             return np.full(len(moment), -1)
-        own = np.searchsorted(tids, tid) if tids[0] != _PROCESS else np.zeros(len(moment), np.int64)
+        row_tid = np.searchsorted(tids, tid) if tids[0] != _PROCESS else np.zeros(len(moment), np.int64)
         # By thread, and in it by how many steps of any thread had begun.
         key = thread * (count + 1) + np.searchsorted(self.start, self.start, side="right")
         order = np.argsort(key, kind="stable")
-        begun = own * (count + 1) + np.searchsorted(self.start, moment, side="right")
+        begun = row_tid * (count + 1) + np.searchsorted(self.start, moment, side="right")
         index = order[np.searchsorted(key[order], begun, side="right") - 1]
         is_own = (self.tid[index] == tid) | (self.tid[index] == _PROCESS)
         return np.where(is_own & (self.start[index] <= moment) & (moment < self.end[index]), index, -1)
@@ -256,10 +256,10 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     ends ends with its last span or range. A step in which no span begins is left out.
     """
     columns = timeline.columns
-    own = np.flatnonzero(select.first_process_tracks(timeline)[columns.track])
-    if not len(own):
+    spans = np.flatnonzero(select.first_process_tracks(timeline)[columns.track])
+    if not len(spans):
         return NO_STEPS
-    starts, last_end = columns.start[own], int(columns.end[own].max())
+    starts, last_end = columns.start[spans], int(columns.end[spans].max())
     marks = timeline.step_ends
     first_step = select.first_ended_step(timeline)
     range_starts, range_ends = _range_edges(timeline)
@@ -282,17 +282,17 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
 
 def _edges(timeline: Timeline) -> Int64Array:
     """Return when the first process did something first, or the first of chosen steps began; its marks; its end."""
-    own = np.flatnonzero(select.first_process_tracks(timeline)[timeline.slices.track])
-    begin = int(timeline.slices.start[own].min(initial=INT64_MAX)) if timeline.begin_ns is None else timeline.begin_ns
+    rows = np.flatnonzero(select.first_process_tracks(timeline)[timeline.slices.track])
+    begin = int(timeline.slices.start[rows].min(initial=INT64_MAX)) if timeline.begin_ns is None else timeline.begin_ns
     marks = timeline.step_ends
-    return np.array([begin, *marks, timeline.slices.end[own].max(initial=marks.max(initial=begin))])
+    return np.array([begin, *marks, timeline.slices.end[rows].max(initial=marks.max(initial=begin))])
 
 
 def _range_edges(timeline: Timeline) -> tuple[list[int], list[int]]:
     """Return when ranges of the first process began first and ended last; empty lists if it has none."""
     slices, rows = timeline.slices, timeline.slices.block_of(RANGE)
-    own = rows.start + np.flatnonzero(select.first_process_tracks(timeline)[slices.track[rows]])
-    return slices.start[own[:1]].tolist(), [int(slices.end[own].max())] if len(own) else []
+    ranges = rows.start + np.flatnonzero(select.first_process_tracks(timeline)[slices.track[rows]])
+    return slices.start[ranges[:1]].tolist(), [int(slices.end[ranges].max())] if len(ranges) else []
 
 
 def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
@@ -301,12 +301,12 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     calls = select.forward_calls(timeline)
     ranges = np.flatnonzero((slices.kind == RANGE) & select.first_process_tracks(timeline)[slices.track])
     if step_by == CALL:
-        generated = _named(timeline, ranges, [name.category == GENERATE for name in names])
+        generated = named_rows(timeline, ranges, lambda name: name.category == GENERATE)
         rows = np.append(select.outermost_calls(timeline), generated)
     elif step_by.startswith(_RANGE):
-        rows = _named(timeline, ranges, [name.label == step_by.removeprefix(_RANGE) for name in names])
+        rows = named_rows(timeline, ranges, lambda name: name.label == step_by.removeprefix(_RANGE))
     else:
-        rows = _named(timeline, calls, [name.module_class == step_by for name in names])
+        rows = named_rows(timeline, calls, lambda name: name.module_class == step_by)
     if not len(rows):
         raise ModtraceError(_nothing_found(timeline, step_by, calls, ranges))
     tid = np.array([track.tid for track in timeline.tracks], np.int64)[slices.track[rows]]
@@ -326,20 +326,21 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     return StepBounds(number, slices.start[rows], slices.end[rows], slices.complete[rows], tid, called, step_by)
 
 
-def _named(timeline: Timeline, rows: Int64Array, is_named: Sequence[bool]) -> Int64Array:
-    """Return the rows whose name is one of those."""
-    return rows[np.array([*is_named, False], np.bool_)[timeline.slices.name[rows]]]
+def named_rows(timeline: Timeline, rows: Int64Array, is_wanted: Callable[[Name], bool]) -> Int64Array:
+    """Return those of some rows whose names are wanted."""
+    return rows[np.array([*map(is_wanted, timeline.names), False], np.bool_)[timeline.slices.name[rows]]]
 
 
 def _nothing_found(timeline: Timeline, step_by: str, calls: Int64Array, ranges: Int64Array) -> str:
+    """Return why no slice is a step, and which names there are."""
     if step_by == CALL:
         return "no module is called, so no call is a step"
-    what, rows = ("range", ranges) if step_by.startswith(_RANGE) else ("class of modules", calls)
+    noun, rows = ("range", ranges) if step_by.startswith(_RANGE) else ("class of modules", calls)
     names = [timeline.names[name] for name in np.unique(timeline.slices.name[rows]).tolist()]
-    known = list(dict.fromkeys(name.label if what == "range" else name.module_class for name in names))
-    more = ", …" if len(known) > _NAMED else ""
-    there = f"there are {', '.join(known[:_NAMED])}{more}" if known else "there is none"
-    if what != "range" and len(ranges):
-        is_one = any(timeline.names[name].label == step_by for name in np.unique(timeline.slices.name[ranges]).tolist())
-        there += f"; the range is {f'range {step_by}'!r}" if is_one else "; a range is 'range NAME', --ranges has them"
-    return f"no {what} is called {step_by.removeprefix(_RANGE)!r}; {there}"
+    texts = list(dict.fromkeys(name.label if noun == "range" else name.module_class for name in names))
+    more = ", …" if len(texts) > _NAMED else ""
+    hint = f"there are {', '.join(texts[:_NAMED])}{more}" if texts else "there is none"
+    if noun != "range" and len(ranges):
+        is_range = len(named_rows(timeline, ranges, lambda name: name.label == step_by))
+        hint += f"; the range is {f'range {step_by}'!r}" if is_range else "; a range is 'range NAME', --ranges has them"
+    return f"no {noun} is called {step_by.removeprefix(_RANGE)!r}; {hint}"

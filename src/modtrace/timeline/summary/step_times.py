@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, Numbering, number_values
+from ..._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, Numbering
 from ..._errors import ModtraceError
 from ..contents import Process
 from ..nesting import TimeIntervals, shift_apart, union_of
 from ..select import first_process_tracks, keep_tracks, without_gpu
 from ..slices import BACKWARD_PASS, FORWARD, MODULE, RANGE, RECOMPUTE, Slices
 from ..timeline import LazyRows
-from .step_bounds import OPTIMIZER, ThreadLine, find_step_bounds, once_per_timeline
+from .step_bounds import OPTIMIZER, ThreadLine, find_step_bounds, named_rows, once_per_timeline
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -144,23 +144,20 @@ def measure_steps(timeline: Timeline, step_by: str) -> Steps:
 def is_in_evaluation(timeline: Timeline) -> BoolArray:
     """Return bool, per span whether its thread evaluates when it begins; see `StepTimes.evaluation_ns`."""
     columns, slices = timeline.columns, timeline.slices
-    inside = np.zeros(len(columns), np.bool_)
+    evaluates = np.zeros(len(columns), np.bool_)
     rows = _evaluation_rows(timeline)
     if len(rows):
         number = Numbering[tuple[Process, int]]()
         thread = np.array([number[track.process, track.tid] for track in timeline.tracks], np.int64)
         shift, _ = shift_apart(thread[slices.track], slices.start, slices.end, len(number))
         of_row, of_span = shift[thread[slices.track[rows]]], shift[thread[columns.track]]
-        inside = union_of(slices.start[rows] + of_row, slices.end[rows] + of_row).hold(columns.start + of_span)
-    return inside
+        evaluates = union_of(slices.start[rows] + of_row, slices.end[rows] + of_row).hold(columns.start + of_span)
+    return evaluates
 
 
 def _evaluation_rows(timeline: Timeline) -> Int64Array:
-    slices = timeline.slices
-    rows = np.flatnonzero(slices.kind == RANGE)
-    names, place = number_values(slices.name[rows].astype(np.int64))
-    is_evaluation = [timeline.names[name].category == "evaluation" for name in names.tolist()]
-    return rows[np.array(is_evaluation, np.bool_)[place]]
+    ranges = np.flatnonzero(timeline.slices.kind == RANGE)
+    return named_rows(timeline, ranges, lambda name: name.category == "evaluation")
 
 
 def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -73,8 +73,8 @@ def modules_table(summary: Summary, *, brief: bool = False) -> Table:
         notes += _share_notes(summary, steps_ns)
     if summary.by == "class":
         columns = [Column("class", "module_class", NAME), *columns[2:]]
-    known = CPU_FIELDS if summary.gpu is None else ModuleTimes._fields
-    given = [name for name in known if not summary.rows or any(getattr(row, name) is not None for row in summary.rows)]
+    names = CPU_FIELDS if summary.gpu is None else ModuleTimes._fields
+    given = [name for name in names if not summary.rows or any(getattr(row, name) is not None for row in summary.rows)]
     fields: dict[str, Value] = {name: name for name in (*given, *DERIVED_FIELDS)}
     on_device = {(row.fqn, row.module_class): row for row in (summary.device.rows if summary.device else ())}
 
@@ -91,8 +91,8 @@ def _share_notes(summary: Summary, steps_ns: int) -> Iterator[str]:
     if summary.others_ns:
         yield "% step: of the time of all processes, each from its first span to its last"
     if steps_ns and any(row.in_steps_ns > steps_ns for row in summary.rows):
-        why = ", or modules ran outside of steps" if summary.units else ""
-        yield f"% step above 100: threads ran at once, and each counts{why}"
+        reason = ", or modules ran outside of steps" if summary.units else ""
+        yield f"% step above 100: threads ran at once, and each counts{reason}"
 
 
 class _Branch(NamedTuple):
@@ -107,9 +107,9 @@ def modules_tree(summary: Summary) -> Table:
     steps_ns = summary.steps_ns
     whole = steps_ns or sum(row.self_ns for row in summary.rows) or 1
     columns = (
-        Column("% step", lambda one: (one.row.in_steps_ns if steps_ns else one.row.total_ns) / whole, PERCENT),
-        Column("total ms", lambda one: one.row.total_ns, MS, 1),
-        Column("self", lambda one: one.row.self_ns, MS, 2),
+        Column("% step", lambda line: (line.row.in_steps_ns if steps_ns else line.row.total_ns) / whole, PERCENT),
+        Column("total ms", lambda line: line.row.total_ns, MS, 1),
+        Column("self", lambda line: line.row.self_ns, MS, 2),
         Column("module", "name", TEXT),
     )
     rows = [
@@ -177,8 +177,8 @@ def parts_table(summary: Summary, limit: int | None = None) -> Table:
     slow = {int(divided.bounds.number[index]): cause for index, (cause, _) in divided.causes.items()}
     causes = [slow[number] for number in summary.steps.slowest.columns.step.tolist() if number in slow]
     limit = min(_MAX_CAUSES, limit or _MAX_CAUSES)
-    more = [counted(len(causes) - limit, "more slow step")] if causes[limit:] else []
-    notes = [*summary.lines, *causes[:limit], *more]
+    unnamed = [counted(len(causes) - limit, "more slow step")] if causes[limit:] else []
+    notes = [*summary.lines, *causes[:limit], *unnamed]
     return Table(_PART_COLUMNS, summary.parts, fields_of(PartTimes), notes=notes, noun="part")
 
 
@@ -243,13 +243,13 @@ def around_line(summary: Summary) -> str:
     """Say how long the recording was before, between and after the steps of trainings, if as long as a step."""
     usual = median(summary.steps.counted.columns.duration_ns)
     places = zip(("before the first step", "between trainings", "after the last step"), summary.around, strict=True)
-    said = []
+    sentences = []
     for place, parts in () if summary.units else places:
         longest = [f"{part} {_duration(ns)}" for part, ns in parts.items() if part != OTHER and ns >= usual]
         of_it = f", of it {', '.join(longest[:_MAX_OUTSIDE])}" if longest else ""
         if (total := sum(parts.values())) >= max(usual, 1):
-            said.append(f"{place} {_duration(total)}{of_it}")
-    return "; ".join(said)
+            sentences.append(f"{place} {_duration(total)}{of_it}")
+    return "; ".join(sentences)
 
 
 def _duration(ns: int) -> str:

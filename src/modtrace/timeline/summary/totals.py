@@ -97,11 +97,11 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
     timed = np.flatnonzero(is_outermost(columns, group) & ~inside)
     bounds = find_step_bounds(timeline, step_by)
     # Steps are those of one process; they say nothing about the spans of others.
-    own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
-    in_step = own & (step >= 0)
+    is_own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
+    in_step = is_own & (step >= 0)
     if bounds.step_by == OPTIMIZER:
         in_step &= ~is_in_evaluation(timeline)
-    return _Spans(groups, group, inside, timed, in_step | ~own, np.where(own, step, _OF_OTHERS))
+    return _Spans(groups, group, inside, timed, in_step | ~is_own, np.where(is_own, step, _OF_OTHERS))
 
 
 class _PieceTotals(NamedTuple):
@@ -126,22 +126,22 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
     span_flops = read_flops(timeline, Arg.FLOPS, Arg.BYTES_ACCESSED, Arg.RECOMPUTE_FLOPS)
     if not span_flops:
         return None
-    flops, moved, again = span_flops
+    flops, nbytes, rerun = span_flops
     columns, count = timeline.columns, len(spans.groups)
-    in_backward = _add_up(columns, spans, again.total, again.own)
-    total = _add_up(columns, spans, flops.total, flops.own)
+    in_backward = _add_up(columns, spans, rerun.total, rerun.self_flops)
+    total = _add_up(columns, spans, flops.total, flops.self_flops)
     total[[BACKWARD, RECOMPUTE]] += [-in_backward[BACKWARD], in_backward[BACKWARD]]
     of_phase, known, self_flops = np.zeros((3, len(PHASES), count), np.int64)
     np.add.at(of_phase, (columns.phase, spans.group), 1)
     np.add.at(known, (columns.phase, spans.group), flops.known)
-    np.add.at(self_flops, (columns.phase, spans.group), flops.own)
+    np.add.at(self_flops, (columns.phase, spans.group), flops.self_flops)
     numbers = steps.columns.step
     step = np.where(spans.counts, spans.step, -1)
     in_steps = flops.in_steps(columns, step, numbers)
-    again_in_steps = again.in_steps(columns, step, numbers)[BACKWARD]
-    in_steps[[BACKWARD, RECOMPUTE]] += [-again_in_steps, again_in_steps]
-    nbytes = _add_up(columns, spans, moved.total, moved.own)
-    return GroupFlops(of_phase, known, total, self_flops, in_backward, nbytes, in_steps)
+    rerun_in_steps = rerun.in_steps(columns, step, numbers)[BACKWARD]
+    in_steps[[BACKWARD, RECOMPUTE]] += [-rerun_in_steps, rerun_in_steps]
+    moved = _add_up(columns, spans, nbytes.total, nbytes.self_flops)
+    return GroupFlops(of_phase, known, total, self_flops, in_backward, moved, in_steps)
 
 
 def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
@@ -223,10 +223,10 @@ def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
     first = np.flatnonzero(is_new_call)[np.cumsum(is_new_call) - 1]
     if not np.any(number > number[first]):
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    around = np.arange(len(is_backward))
+    outermost = np.arange(len(is_backward))
     for _ in range(int(columns.depth.max())):
-        around = np.where(columns.parent[around] >= 0, columns.parent[around], around)
-    size = np.bincount(around[is_backward], minlength=len(is_backward))[spans]
+        outermost = np.where(columns.parent[outermost] >= 0, columns.parent[outermost], outermost)
+    size = np.bincount(outermost[is_backward], minlength=len(is_backward))[spans]
     in_pass = np.add.reduceat(size, np.flatnonzero(is_first))[np.cumsum(is_first) - 1]
     is_again = (number > number[first]) & (in_pass >= in_pass[first])
     return spans[is_again], is_first[is_again]
@@ -331,14 +331,14 @@ def _join_flops(pieces: Sequence[_PieceTotals], groups: int, order: list[int]) -
     return GroupFlops._make([*(_sum_groups(of_pieces, groups)[:, order] for of_pieces in tables), in_steps])
 
 
-def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:
+def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, self_values: Int64Array) -> Int64Array:
     """Return int64[phases, groups]: totals of what each span took with, and without, those of its phase inside it."""
     groups, timed, inside = spans.groups, spans.timed, spans.inside
     total = np.zeros((len(PHASES), len(groups)), np.int64)
     np.add.at(total, (columns.phase[timed], groups.of_name[columns.name[timed]]), in_phase[timed])
     for phase in (FORWARD, RECOMPUTE):
         chosen = np.flatnonzero(inside & (columns.phase == phase))
-        inner = _with_outer_groups(columns, columns.step, groups, chosen, own[chosen])
+        inner = _with_outer_groups(columns, columns.step, groups, chosen, self_values[chosen])
         np.add.at(total[phase], inner.group, inner.ns)
     return total
 

@@ -142,7 +142,7 @@ class _Times(NamedTuple):
 
     def by_thread(self) -> dict[int, _Times]:
         """Return those of each thread by its id, ascending."""
-        return {int(self.tid[own[0]]): self.take(own) for own in split_by(self.tid)}
+        return {int(self.tid[rows[0]]): self.take(rows) for rows in split_by(self.tid)}
 
 
 def measure_units(timeline: Timeline, step_by: str | None) -> list[UnitTimes]:
@@ -156,7 +156,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
     calls = np.bincount(step, minlength=len(bounds.number))
     slices = timeline.slices
     threads, units = _thread_names(timeline), _Times(bounds.start, bounds.end, bounds.tid, calls)
-    inside = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
+    of_calls = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
     for name, rows in bounds.by_name().items():
         chosen = np.zeros(len(bounds.whole), np.bool_)
         chosen[rows] = bounds.whole[rows]
@@ -164,7 +164,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
         if np.any(chosen[step] & ~is_first):
             stages = _STAGES_OF_GENERATE if name == GENERATE else _STAGES
             for stage, belongs in zip(stages, (is_first, ~is_first), strict=True):
-                times[stage] = inside.take(chosen[step] & belongs)
+                times[stage] = of_calls.take(chosen[step] & belongs)
         yield from (_row(name, stage, "", of_stage) for stage, of_stage in times.items() if len(of_stage.start))
         by_thread = {stage: of_stage.by_thread() for stage, of_stage in times.items()}
         tids = [*by_thread[""]] if len(by_thread[""]) > 1 else []
@@ -215,13 +215,13 @@ def measure_ranges(timeline: Timeline) -> dict[tuple[str, str], Int64Array]:
     is_range = np.isin(slices.kind, (RANGE, GARBAGE_COLLECTION)) & first_process_tracks(timeline)[slices.track]
     rows = np.flatnonzero(is_range)
     tid = np.array([track.tid for track in timeline.tracks] or [0], np.int64)[slices.track[rows]]
-    each = np.stack([tid, slices.start[rows], slices.end[rows], slices.depth[rows]], axis=1)
+    ranges = np.stack([tid, slices.start[rows], slices.end[rows], slices.depth[rows]], axis=1)
     took: dict[tuple[str, str], Int64Array] = {}
     for name in np.unique(slices.name[rows]).tolist():
         label, category = names[name].label, names[name].category
         part = category if category in PARTS else OTHER if category == "torch" else label
-        own = each[slices.name[rows] == name]
-        took[label, part] = np.concatenate([took.get((label, part), own[:0]), own])
+        named = ranges[slices.name[rows] == name]
+        took[label, part] = np.concatenate([took.get((label, part), named[:0]), named])
     return took
 
 
@@ -229,9 +229,9 @@ def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> lis
     """Return what the ranges of each name took in all pieces, each once, the longest total first."""
     rows, none = [], np.zeros((0, 4), np.int64)
     for label, part in dict.fromkeys(key for piece in pieces for key in piece):
-        own = [piece.get((label, part), none) for piece in pieces]
-        new = [own[0], *(_not_in(later, earlier) for earlier, later in itertools.pairwise(own))]
-        took = np.concatenate([each[:, 2] - each[:, 1] for each in new])
+        tables = [piece.get((label, part), none) for piece in pieces]
+        new = [tables[0], *(_not_in(later, earlier) for earlier, later in itertools.pairwise(tables))]
+        took = np.concatenate([table[:, 2] - table[:, 1] for table in new])
         rows.append(RangeTimes(label, part, len(took), int(took.sum()), median(took), nearest_rank(took, 0.95)))
     return sorted(rows, key=lambda row: -row.total_ns)
 
@@ -239,7 +239,7 @@ def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> lis
 def _not_in(later: Int64Array, earlier: Int64Array) -> Int64Array:
     """Return the ranges of a piece that are not in the piece before it too."""
     reaches = earlier[:, 2].max(initial=INT64_MIN)
-    both = np.flatnonzero(later[:, 1] <= reaches)
-    known = {tuple(each) for each in earlier[np.isin(earlier[:, 2], later[both, 2])].tolist()}
-    again = [row for row, each in zip(both.tolist(), later[both].tolist(), strict=True) if tuple(each) in known]
-    return np.delete(later, again, axis=0)
+    overlapping = np.flatnonzero(later[:, 1] <= reaches)
+    seen = {*map(tuple, earlier[np.isin(earlier[:, 2], later[overlapping, 2])].tolist())}
+    is_seen = np.array([tuple(row) in seen for row in later[overlapping].tolist()], np.bool_)
+    return np.delete(later, overlapping[is_seen], axis=0)
