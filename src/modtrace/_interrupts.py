@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 _MIN_PRUNE_LENGTH = 64
 _PRESSED_AGAIN_NS = 1_000_000_000
-"""Time after the first held Ctrl-C from which on another one is meant for what holds it; before, the key bounced."""
+"""A Ctrl-C so long after the first one that is held is meant to abort; an earlier one is the same key press."""
 
 
 class WeakMap(Generic[_Key, _Value]):

@@ -167,7 +167,7 @@ class Column(NamedTuple):
     hide_order: int = 0
     # When people do not see it: if all rows have None or "" there, "empty", or if all have 0, "zero".
     hidden_if: Literal["never", "empty", "zero"] = "empty"
-    # Values of other columns; if several rows have the same there as in one of these, it is not shown.
+    # Values of other columns: if two or more rows all have the same here as in one of them, it is not shown.
     repeats: Sequence[Value] = ()
 
     def of(self, row: Any) -> Any:

@@ -119,9 +119,9 @@ def _is_archive(path: str | os.PathLike[str]) -> bool:
 
 
 def _directory_bytes(file: BinaryIO) -> int:
-    """Return how long an archive's table of files is, all of which `zipfile` reads before anything else.
+    """Return how many bytes an archive's table of files has, all of which `zipfile` reads before anything else.
 
-    Of one so large that other fields say it (ZIP64) no less than 2^32.
+    For a ZIP64 archive, where other fields have the size, return 2^32.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - _MAX_END_BYTES, 0))
@@ -164,7 +164,7 @@ def _read(path: Path) -> Timeline:
     # Each reader is imported when it is needed: protobuf alone takes longer to import than a small file to read.
     kind = file_kind(path)
     if kind is FileKind.RING:
-        return load_ring(path)
+        return _pieces(path, (_reader(path), ring_serials(path))).join()
     if kind is FileKind.PROFILE:
         from .profiler.merge import load_profile
 
@@ -200,11 +200,6 @@ _FIRST_LOOK = 1 << 14
 """Events of a ring's end that are read first, to see whether its last calls are among them."""
 _BYTES_PER_EVENT = 250
 """About how much memory an event takes while a ring is decoded as a whole."""
-
-
-def load_ring(path: Path) -> Timeline:
-    """Read a ring file; raises RingError if it is damaged beyond reading."""
-    return _pieces(path, (_reader(path), ring_serials(path))).join()
 
 
 def read_pieces(path: str | os.PathLike[str]) -> Pieces:

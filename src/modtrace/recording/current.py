@@ -73,8 +73,8 @@ def is_running(recording: Recording) -> bool:
     return _current is recording and _complete
 
 
-def start_alone(recording: Recording, switch_on: Callable[[], None]) -> None:
-    """Make `recording` the one that runs, by `switch_on`; one that is replaceable is stopped first.
+def start_alone(recording: Recording) -> None:
+    """Switch `recording` on, as the one that runs; one that is replaceable is stopped first.
 
     Where that raises, `stop_alone` is still to be called.
 
@@ -97,7 +97,7 @@ def start_alone(recording: Recording, switch_on: Callable[[], None]) -> None:
             )
         _complete = False
         _current = recording
-        switch_on()
+        recording._switch_on()
         _complete = True
 
     _exclusive.run(start)

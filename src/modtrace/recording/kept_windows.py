@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from .._errors import ModtraceError, RecordingError
@@ -133,11 +133,13 @@ class _WatchedSteps:
         lines = [json.loads(line) for line in text.splitlines()]
         lines = [line for line in lines if line["pid"] == os.getpid() and line["step"] > self._last]
         self._last = max([self._last, *(line["step"] for line in lines)])
-        return {line["step"]: _as_metrics({"step": line["duration_ns"], **line["parts"]}) for line in lines}
-
-
-def _as_metrics(parts_ns: Mapping[str, int]) -> dict[str, float]:
-    return {f"modtrace/{re.sub(_NOT_IN_METRICS, '_', part)}_ms": ns / 1e6 for part, ns in parts_ns.items()}
+        return {
+            line["step"]: {
+                f"modtrace/{re.sub(_NOT_IN_METRICS, '_', part)}_ms": ns / 1e6
+                for part, ns in [("step", line["duration_ns"]), *line["parts"].items()]
+            }
+            for line in lines
+        }
 
 
 def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:

@@ -151,7 +151,7 @@ class Recording:
         if not self._unused.acquire(blocking=False):
             raise RecordingError("this recording was started before; make a new one with modtrace.record()")
         try:
-            start_alone(self, self._switch_on)
+            start_alone(self)
         except BaseException:
             stop_alone(self)
             self._capture = None

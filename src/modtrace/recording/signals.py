@@ -36,7 +36,7 @@ class SaveOnSignal:
     SIGTERM, the thread sends it again.
 
     Args:
-        number: the signal; None for none but SIGTERM.
+        number: the signal; None: SIGTERM alone.
         save: what to call; it must not raise.
         before_end: what to call when SIGTERM comes, which then ends the process as it would have. None leaves SIGTERM
             alone, and so does a handler that the program has, or sets later.

@@ -39,7 +39,7 @@ _GENERATE_MODULE = "transformers.generation.utils"
 _ACTOR_MODULE = "ray._private.function_manager"
 _ANNOTATING = ("torch.cuda.nvtx", "torch.profiler.itt")  # ranges for the profilers of NVIDIA and Intel
 INNER = "_modtrace_inner"
-"""The parameter of a function that a range is put around."""
+"""A parameter that a function has once a range is put around it."""
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Past what a metaclass of the user's may do.
 _namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
@@ -197,9 +197,9 @@ _without_methods: dict[int, ref[type]] = {}
 def _wrap_classes() -> None:
     """Wrap methods of classes that are not torch's, by their names.
 
-    These are the ones that save, of transformers, accelerate and others, whose own work is as long as that of what they
-    call. Optimizers that torch's `Optimizer` did not set up have `step` and `zero_grad`, and are no modules: opacus'
-    `DPOptimizer`, DeepSpeed's, and those of users.
+    Methods of transformers, accelerate and others that save take about as long themselves as what they call. Optimizers
+    that torch's `Optimizer` did not set up have `step` and `zero_grad`, and are no modules: opacus' `DPOptimizer`,
+    DeepSpeed's, and those of users.
     """
     kinds, met = list[type]([object]), dict[int, ref[type]]()
     for kind in kinds:

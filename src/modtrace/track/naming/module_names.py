@@ -26,7 +26,6 @@ from .modules import (
     OutermostModules,
     attribute_of_caller,
     calling_object,
-    class_name,
     is_compiled,
     is_inside,
     is_optimized,
@@ -92,8 +91,8 @@ class ModuleNames:
     def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         """Return the id of `module`'s name when it is called inside `open_calls` (innermost first).
 
-        `NO_NAME` where it is not to be shown: what torch.compile runs in place of a module, and what is called by a
-        module that only wraps it and is shown as what it wraps.
+        It is `NO_NAME` if the call is not shown: of a graph that torch.compile runs in place of a module, or of what a
+        wrapper calls that is shown as what it wraps.
         """
         if self.dead:
             self.forget_dead()
@@ -147,7 +146,7 @@ class ModuleNames:
         prefix = self._prefixes[parent_name_id]
         if not path or not prefix:
             return None
-        module_class, fqn = class_name(module), f"{prefix}.{path}"
+        module_class, fqn = type(module).__name__, f"{prefix}.{path}"
         suffix = self._suffix(fqn, module, module_class)
         label = f"{path}{suffix}: {module_class}"
         name_id = self._last_name_ids[id(module)] = self._add(label, fqn + suffix, module_class)
@@ -302,7 +301,7 @@ class ModuleNames:
         return self._distinct.suffix(fqn, watched, lambda: attribute_of_caller(module))
 
     def _class_name(self, module: nn.Module) -> str:
-        return original_class_name(module) if self._strip else class_name(module)
+        return original_class_name(module) if self._strip else type(module).__name__
 
     def _innermost(self, module: nn.Module) -> nn.Module:
         """Return what a wrapper wraps, over others too."""
@@ -368,7 +367,7 @@ class _Models:
 
     def __init__(self, model: nn.Module | str) -> None:
         self._is_class = isinstance(model, str)
-        self.class_name = model if isinstance(model, str) else class_name(model)
+        self.class_name = model if isinstance(model, str) else type(model).__name__
         self._models = [weakref.ref(model)] if isinstance(model, nn.Module) else []
         self._searches = Backoff()
         self.matched = False  # whether names started at one
@@ -387,7 +386,7 @@ class _Models:
             self._models = [
                 weakref.ref(value)
                 for value in gc.get_objects()
-                if issubclass(type(value), nn.Module) and class_name(value) == self.class_name
+                if issubclass(type(value), nn.Module) and type(value).__name__ == self.class_name
             ]
             yield from self._alive(module)
 

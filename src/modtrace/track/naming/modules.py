@@ -20,11 +20,6 @@ from torch import nn
 from torch.fx import GraphModule
 
 
-def class_name(module: nn.Module) -> str:
-    """Return the name of a module's class."""
-    return type(module).__name__
-
-
 def _attribute(module: nn.Module, name: str) -> Any:
     """Return what a module holds under a name, past a `__getattribute__` of its own; None if it holds nothing."""
     try:

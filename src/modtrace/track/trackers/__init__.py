@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..naming.modules import class_name
 from .follower import Follower
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class ModTracker(_BaseOfCommMode):
 
     def _get_mod_name(self, mod: nn.Module) -> str:
         """Return the name of `mod`, which a hook was called for; torch's `DebugMode` asks for it."""
-        return self._follower.name_of(mod) or class_name(mod)
+        return self._follower.name_of(mod) or type(mod).__name__
 
     def register_user_hooks(
         self,
