@@ -108,7 +108,7 @@ def _load(path: str, data: bytes) -> Any:
         return _PlainUnpickler(io.BytesIO(data)).load()
     except EOFError as error:
         raise TraceError(path, "not a flight recorder's dump: it is empty, or was cut") from error
-    except Exception as error:  # a broken pickle raises whatever its instructions lead to
+    except Exception as error:  # a broken pickle can raise anything
         raise TraceError(path, f"not a flight recorder's dump, or a broken one: {error}") from error
 
 

@@ -88,7 +88,7 @@ def hung_sentences(states: Iterable[RankState], hangs: Sequence[Hang]) -> list[s
         f"{group.label} {'seems' if len(group.ranks) == 1 else 'seem'} hung: {place}"
         for group, place in by_place([state for state in hung if len(state.threads) == 1], {})
     ]
-    # Threads that hang together, as of locks that they hold, are named each.
+    # Threads that hang together, for instance for locks that they hold, are each named.
     for state in hung:
         places = [by_place([state._replace(threads=(thread,))], {})[0][1] for thread in state.threads]
         if len(places) > 1:

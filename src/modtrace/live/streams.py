@@ -1,4 +1,4 @@
-"""Which calls each stream of a device is in, as of its last event that was read; of recordings with device times."""
+"""The calls that each stream of a device is in, by its last event that was read; for recordings with device times."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple

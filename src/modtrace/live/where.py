@@ -76,7 +76,7 @@ def _by_py_spy(py_spy: str, pid: int) -> list[str]:
 def _by_signal(pid: int, path: str, number: int) -> list[str]:
     """Ask the process for its stacks, and return what it appends to the file that both know."""
     try:
-        # Taken first: from now on this is one process, whatever becomes of its number.
+        # Opened first: from now on this is one process, even if another gets its number.
         process = os.pidfd_open(pid)
     except OSError as error:
         return [f"pid {pid}: no stacks: {error.strerror}"]

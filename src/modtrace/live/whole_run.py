@@ -28,7 +28,7 @@ class StepsFile:
     """Writes `steps.jsonl`: rank, pid, step, end_ns (Unix), duration_ns, parts and cause of each step.
 
     After some lines it gets those of every second step, after as many more of every fourth, and so on. The file of an
-    earlier run becomes `steps.1.jsonl`, or takes the next number; the last three are kept, as of rings.
+    earlier run becomes `steps.1.jsonl`, or takes the next number; the last three are kept, like rings.
 
     What cannot be written waits, as where a disk is full.
 

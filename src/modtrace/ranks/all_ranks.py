@@ -24,8 +24,10 @@ from .rank_folder import JobTime, RankRecording, RankTime, group_by_size, load_o
 
 T = TypeVar("T")
 
-_BYTES_AT_ONCE, _RANKS_AT_ONCE = 4 << 20, 32
-"""How much an executor reads in one task: Dask takes 30 ms for a task, as long as five small recordings do."""
+_BYTES_AT_ONCE = 4 << 20
+"""The bytes that an executor reads in one task: Dask takes 30 ms for a task, as long as five small recordings do."""
+_RANKS_AT_ONCE = 32
+"""The most ranks that one task reads."""
 
 
 class RankTimeline(NamedTuple):
@@ -139,8 +141,10 @@ def place_rank(timeline: Timeline, time: RankTime, file: RankRecording) -> RankT
     return RankTimeline(time, move_times(timeline, time.move), time.bound_ns(moments), file)
 
 
-_MODULE_BYTES, _OTHER_BYTES = 55, 190
-"""The size of a slice in a Perfetto trace: of a module, and of another kind with the arrows of collectives."""
+_MODULE_BYTES = 55
+"""The size of a module's slice in a Perfetto trace."""
+_OTHER_BYTES = 190
+"""The size of another slice there, with the arrows of collectives."""
 
 
 def read_fitting(

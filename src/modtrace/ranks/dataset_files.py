@@ -130,7 +130,7 @@ class DatasetFiles:
 
 
 def read_head(files: DatasetFiles) -> int:
-    """Return how many steps of a dataset are stored together; raises ModtraceError if it is none of this version."""
+    """Return how many steps are stored together; raises ModtraceError if this is no dataset of this version."""
     try:
         values = orjson.loads(files.read(DATASET_MARKER))
         version = values["format"]
@@ -193,7 +193,7 @@ def cut_parts(files: DatasetFiles, parts: Mapping[str, Part], length: int) -> se
 
 
 def remove_part(files: DatasetFiles, name: str, tables: Iterable[str]) -> None:
-    """Remove what is there of a part, what it says first."""
+    """Remove the files of a part, its description first."""
     files.remove(f"parts/{name}.json")
     for table in tables:
         for file in files.files(table):
@@ -227,7 +227,7 @@ class JoinedTime:
                     self._tree.to_root(part.reference.clock, begin).offset_ns[0]
                 )
         self._moves: dict[Reference, list[int]] = {}
-        self.ranks: list[RankEntry] = []  # what is known of each rank in this time, ascending
+        self.ranks: list[RankEntry] = []  # each rank in this time, ascending
         for part, own_root in zip(in_order, roots, strict=True):
             if own_root != root:
                 self.ranks += [

@@ -37,8 +37,10 @@ from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
 from .rank_folder import JobTime, Place, RankRecording, RankTime, Reference, check_one_world, group_by_size, load_pieces
 from .rank_tables import TABLE_MAKERS, RankEntry, join_tables, take
 
-_MIN_PART_BYTES, _MAX_PART_BYTES = 8 << 20, 128 << 20
-"""Bytes of rings in a part: reading takes several times as much memory, and each part takes some time of its own."""
+_MIN_PART_BYTES = 8 << 20
+"""The least bytes of rings in a part: each part takes some time of its own."""
+_MAX_PART_BYTES = 128 << 20
+"""The most bytes of rings in a part: to read them takes several times as much memory."""
 _MIN_PARTS = 16
 """So that several processes have as much to do as each other, where there is work for them."""
 _MAX_RANKS_PER_PART = 512
@@ -72,7 +74,7 @@ def pack(
         dataset: a folder, or a URL that pyarrow opens; new or of an earlier run.
         steps_per_bucket: how many steps are stored together.
         processes: how many pack at a time; None: one per processor.
-        executor: runs them in place of these; its workers see the same files by the same names.
+        executor: runs them instead of these; its workers see the same files by the same names.
         progress: called with the number of ranks that were packed since the last call.
         this_host: keep what other hosts have packed, whichever time their parts are in.
         source: where the files were copied from; None: they were not.

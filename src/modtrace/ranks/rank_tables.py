@@ -313,7 +313,7 @@ class RankEntry(NamedTuple):
 
 
 class RankTables(ABC):
-    """The source of tables: a folder of recordings, or a dataset; `ranks` says what is known of each rank."""
+    """The source of tables: a folder of recordings, or a dataset; `ranks` describes each rank."""
 
     ranks: Sequence[RankEntry]
 

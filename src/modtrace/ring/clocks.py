@@ -226,7 +226,7 @@ class ClockTree:
             self._offsets[clock] = (parent, ClockMap(parent_readings))
 
     def path_of(self, clock: str) -> "ClockTree":
-        """Return the tree of a clock and its chain of parents alone: small, whatever the job, so that it can travel."""
+        """Return the tree of a clock and its chain of parents alone: small in any job, so that it can travel."""
         path = ClockTree(())
         path._offsets = {link: self._offsets[link] for link in self._chain(clock) if link in self._offsets}
         return path

@@ -343,7 +343,7 @@ def find_rings(paths: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
 def newest_rings(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the rings that count, and those of earlier runs: of each name and rank the newest counts, and what runs.
 
-    Rings of child processes of one rank have one name, whatever their process ids are.
+    Rings of child processes of one rank have one name, with any process id.
     """
     by_name: dict[str, list[str]] = {}
     for path in paths:

@@ -87,7 +87,7 @@ def _engine() -> Iterator[tuple[str, str]]:
             yield "engine", "native" if reason is None else f"python; the native one: {reason}"
             yield "built", library if reason is None else "no"
             yield "compiler", no_compiler or os.environ.get("CXX") or shutil.which("c++") or "c++"
-        except Exception as error:  # whatever a torch that is broken raises
+        except Exception as error:  # a broken torch can raise anything
             yield "engine", f"none: torch cannot be imported: {' '.join(str(error).split())}"
     yield "cache", cache
 

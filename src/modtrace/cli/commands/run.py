@@ -66,7 +66,7 @@ def _run_as_main(compiled: Callable[[], CodeType], **attributes: object) -> None
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module or a package's `__main__` as `__main__` and wait for its threads.
 
-    Raises UsageError if there is no such module; ScriptError for whatever the module raises, SystemExit and
+    Raises UsageError if there is no such module; ScriptError for all that the module raises, SystemExit and
     KeyboardInterrupt included.
     """
     sys.argv = [name, *arguments]

@@ -314,7 +314,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     steps = []
     for step, finding in sorted(by_step.items()):
         is_late = finding.verdict == "late"
-        # After the last end of a step there is none; but a rank that was late there is named.
+        # No step follows the last end of one; but a rank that was late there is named.
         if is_late or step <= last_end or last_end < 0:
             saved_ns = saved.get(finding.rank, {}).get(step, 0) if is_late else finding.saved_ns
             steps.append(finding._replace(saved_ns=saved_ns, duration_ns=duration.get(step, 0)))

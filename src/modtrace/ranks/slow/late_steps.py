@@ -233,17 +233,23 @@ MIN_NOISES = 6.0
 COUNTED_NOISES = 3.0
 """An excess counts if it is more than this many times the noise."""
 _MIN_STEPS = 4
-"""Number of steps from which on what a rank always takes more can be separated from what varies."""
-_STEADY_STEPS, _STEADY_SHARE = 8, 0.75
-"""An excess that counts in this share of at least so many steps is no chance."""
+"""The number of steps from which on a steady excess of a rank can be told from variation."""
+_STEADY_STEPS = 8
+"""The number of steps from which on it is judged whether an excess is steady."""
+_STEADY_SHARE = 0.75
+"""An excess that counts in this share of the steps is steady, and not by chance."""
 _STEADY_OWN = 0.05
-"""Share of a rank's own time in a step: a rank on a slower core, or with the store, is always a little later."""
-_ALWAYS_OWN, _ALWAYS_STEPS = 0.1, 16
-"""The same of an excess that counts whatever the noise is, if so many steps are known and `_STEADY_SHARE` have it: one
-of two ranks is so often later by chance once in 50 times, and later by a tenth far more rarely."""
+"""The least steady excess, as a share of a rank's own time: one on a slower core is always a little later."""
+_ALWAYS_OWN = 0.1
+"""An excess of this share of a rank's own time is steady for any noise, if `_STEADY_SHARE` of the steps have it.
+
+Of two ranks, one is later by chance in so many steps once in 50 times, and by a tenth far more rarely.
+"""
+_ALWAYS_STEPS = 16
+"""The number of steps from which on `_ALWAYS_OWN` is asked for."""
 MAD_TO_SIGMA = 1.4826
 RANK_BITS = 31
-"""How many bits of an integer a rank takes, below a step or another number."""
+"""The bits of an integer that hold a rank, below a step or another number."""
 
 
 class LateStep(NamedTuple):
@@ -443,8 +449,9 @@ def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:
 NO_RANK = -1
 """The rank of a step in which none was late."""
 _SIGNIFICANT = 1e-3
+"""A rank is slow if it were late so often by chance with a smaller probability."""
 _LATE_BY_CHANCE = 0.02
-"""Share of the steps in which a rank may be late by chance if most never are; less if there are many ranks."""
+"""The share of steps in which a rank may be late by chance if most never are; less if there are many ranks."""
 
 
 def often_late(late: Sequence[int], ranks: int) -> set[int]:

@@ -30,20 +30,23 @@ from .late_steps import (
 from .replay import rank_events
 
 _WAITS = ("range wait", "range ray.get", "range ray.wait")
-"""How ranges begin in which a process waits for others."""
+"""The begins of the names of ranges in which a process waits for others."""
 _MAX_HOPS = 8
-"""Who waits for whom who waits for whom …: no longer chains are followed."""
-_SAID_SHARE, _NAMED_SHARE = 0.05, 0.01
-"""Share of a step from which on it is said that a role waits for another one, and for which process of it."""
+"""The longest chain of waits that is followed: A waits for B, which waits for C, and so on."""
+_SAID_SHARE = 0.05
+"""The least share of a step that a role waits for another one, if a sentence says so."""
+_NAMED_SHARE = 0.01
+"""A wait, or a delay of one process in a step, does not count below this share of a step."""
 _SAID_SHARE_ALONE = 0.1
-"""The same for the only process of its role, which has no like, unless one place there takes `_SAID_SHARE`."""
+"""The same for the only process of its role, unless one place there takes `_SAID_SHARE`: it has no like."""
 _LEAST_RATIO = 1.1
+"""How many times as long as the others a process takes at least, to be named."""
 _LITTLE = 0.1
-"""Part of the median of delays below which one does not count: others that are often a little late are not as late."""
+"""A delay below this part of the median delay does not count: it is often a little late as all are."""
 _AGAIN = 3
-"""In so many steps something has to take long to say what takes long: once, all are made, or data are loaded anew."""
+"""The least number of steps in which a place takes long, to be named: any is made once, or loads data anew."""
 _MOST = 0.8
-"""A range holds the cause if it has so much of what a process took more, and a module if it has half of that."""
+"""A range is the cause if it has this share of the delay of a process, and a module if it has half of that."""
 
 _Key = TypeVar("_Key")
 _Place = tuple[str, str]
@@ -361,7 +364,7 @@ def _find_slower(
     if cost.any():
         cost[cost < _LITTLE * np.median(cost[cost > 0])] = 0
     late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
-    # Where the others do not take near as much more at times, it is none by chance.
+    # If the others never take nearly as much more, that is not by chance.
     by_chance = _made_again(usual - np.median(usual, axis=1, keepdims=True))
     alone = {
         holder

@@ -41,6 +41,7 @@ from .late_steps import NO_RANK, OUTSIDE, StepFinding, often_late, place_text
 from .role_waits import RoleWait
 
 _NAMED_RANKS = 3
+"""The most ranks with a sentence each."""
 _COSTLY_NS = 20_000_000
 """The least cost of each delay of a rank that is named for being late now and then.
 
@@ -49,8 +50,11 @@ The system may stop any thread for a shorter time.
 _COSTLY_SHARE = 0.01
 """The least cost of all these delays together, as a share of the run's time."""
 _MAX_ROWS, _MAX_COLUMNS = 1500, 2000
+"""The most cells of the picture; neighbouring ranks and steps share one beyond."""
 _TABLE_ROWS = 100
+"""The rows of a table of the page."""
 _LEAST_NS = 1e3
+"""The lateness of the first colour of the picture."""
 _IN_ONE_PLACE = 0.25
 """The least share of its cost in the worst places of a slow rank's steps, if it is slow there.
 
