@@ -180,7 +180,7 @@ class Kind(IntEnum):
     SHAPES = 13, "mark", "0", "text", "sampling.py", "from_ring"
     """The call entered just before on this thread has these inputs."""
     ACCUMULATE_END = 14, "node", "its sequence number", "number", "backward.cpp", "intervals"
-    """An AccumulateGrad ended, which counts to the node before it. Name: as of a node."""
+    """An AccumulateGrad ended, which counts to the node before it. Name: that of a node's event."""
     SEGMENT_BEGIN = 15, "node", "backward pass · sequence number of its first", "", "backward.cpp", "intervals"
     """The nodes of a segment run from now on (native engine)."""
     PASS_BEGIN = 16, "pass", "number of this call in the process", "", _PASSES, "analysis"
@@ -189,16 +189,16 @@ class Kind(IntEnum):
     """It returned or raised; of several of one number the first counts."""
     OPTIMIZER_STEP = 18, "step", "number of its training step, from 0", "", "recording.py", "analysis"
     """An optimizer stepped."""
-    COLLECTIVE_ENTER = 20, "communication", "its counter", "text?", _NETWORK, "ranges"
+    COLLECTIVE_ENTER = 20, "communication", "its counter", "text?", _NETWORK, "range_slices"
     """A collective, or a send or receive, is called. The text: see `event_text`."""
-    COLLECTIVE_EXIT = 21, "communication", "NOT_AWAITED_BIT · bytes", "text?", _NETWORK, "ranges"
+    COLLECTIVE_EXIT = 21, "communication", "NOT_AWAITED_BIT · bytes", "text?", _NETWORK, "range_slices"
     """The call returns. The bytes are of the larger of what goes in and what comes out on this rank. Its text, and
     those of the next three, are as of its enter."""
-    COLLECTIVE_DONE = 22, "communication", "as of its enter", "text?", "collectives.cpp", "ranges", True
+    COLLECTIVE_DONE = 22, "communication", "as of its enter", "text?", "collectives.cpp", "range_slices", True
     """It is complete, at any later time; the thread is the one that called it."""
-    WAIT_ENTER = 23, "communication", "as of the enter of the collective, or -1", "text?", _NETWORK, "ranges"
+    WAIT_ENTER = 23, "communication", "value of the collective's enter, or -1", "text?", _NETWORK, "range_slices"
     """A thread waits for a collective. If that is not known, the value is -1, and there is no name."""
-    WAIT_EXIT = 24, "communication", "as of the enter of the wait", "text?", _NETWORK, "ranges"
+    WAIT_EXIT = 24, "communication", "value of the wait's enter", "text?", _NETWORK, "range_slices"
     """It has waited."""
     DEVICE_QUEUED = 25, "device", "its number, from 0", "number", "times.cpp", "analysis"
     """An event of a device follows what the thread wrote before. Name: device · stream; if it was dropped, as
@@ -214,34 +214,42 @@ class Kind(IntEnum):
     GRADIENTS = 30, "step", "how many such passes came before", "number", _PASSES, "analysis"
     """An outermost backward pass that builds no graph has given gradients to leaf tensors. Name: 0 if it added them to
     `.grad`, 1 if it returned them. After a `STEP` or an `OPTIMIZER_STEP` there is none."""
-    COLLECTION = 31, "collection", "trigger · ns · objects · generation", "", "module.cpp engine.py", "ranges", True
+    COLLECTION = (
+        31,
+        "collection",
+        "trigger · ns · objects · generation",
+        "",
+        "module.cpp engine.py",
+        "range_slices",
+        True,
+    )
     """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. The Python engine writes it
     later, perhaps from another thread."""
-    EVAL_ENTER = 32, "call", _CALL, "module", _CALLS, "ranges"
+    EVAL_ENTER = 32, "call", _CALL, "module", _CALLS, "range_slices"
     """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
-    OPERATOR = 33, "FLOPs", "WITH_GRADIENTS_BIT · number of its record", "", "flops.cpp", "flops"
+    OPERATOR = 33, "FLOPs", "WITH_GRADIENTS_BIT · number of its record", "", "flops.cpp", "span_costs"
     """An operator that has a formula ran on this thread, in no other one."""
-    COUNTING = 34, "FLOPs", "1 or 0", "", "flops.cpp", "flops"
+    COUNTING = 34, "FLOPs", "1 or 0", "", "flops.cpp", "span_costs"
     """From now on operators are counted, or are not any more."""
-    INPUTS = 35, "FLOPs", "number of module, modes and shapes", "", "module_calls.cpp", "flops"
+    INPUTS = 35, "FLOPs", "number of module, modes and shapes", "", "module_calls.cpp", "span_costs"
     """The call entered just before on this thread is outermost. Calls that are alike have the same number."""
-    HELD = 36, "memory", "bytes · holder", "module?", "memory.h", "memory"
+    HELD = 36, "memory", "bytes · holder", "module?", "memory.h", "held_memory"
     """The bytes that tensors hold which calls of a module allocated, outside of inner calls, have changed. The holder
     is 1 for what nodes of backward allocated, 2 for the step of an optimizer, 3 for parameters of modules that were
     called. No name: no call of a module allocated it, or it is of a parameter."""
-    SAVED = 37, "memory", "bytes, or number of passes so far", "module?", "memory.h", "memory"
+    SAVED = 37, "memory", "bytes, or number of passes so far", "module?", "memory.h", "held_memory"
     """The bytes that calls of a module have saved for backward so far: they were allocated in a forward with gradients,
     outside of inner calls, and freed in or after a later backward pass. An event with no name comes before such events:
     it has the number of passes."""
-    HELD_AT_PEAK = 38, "memory", "bytes · holder", "", "memory.h", "memory"
+    HELD_AT_PEAK = 38, "memory", "bytes · holder", "", "memory.h", "held_memory"
     """The bytes that these held when most was held so far: four events together. The holder is 0 for all bytes, else as
     in HELD."""
-    PASS_GRAPH = 39, "FLOPs", "number of graph and asked gradients", "", "backward.cpp", "flops"
+    PASS_GRAPH = 39, "FLOPs", "number of graph and asked gradients", "", "backward.cpp", "span_costs"
     """The pass begun just before on this thread goes through this graph. Passes that are alike, in shapes too, have the
     same number."""
-    RANGE_BEGIN = 40, "range", "its number", "text", "ranges.cpp ranges.py", "ranges"
+    RANGE_BEGIN = 40, "range", "its number", "text", "ranges.cpp ranges.py", "range_slices"
     """A range begins. No other range has its number. The text: see `event_text`."""
-    RANGE_END = 41, "range", "as of its begin", "text", "ranges.cpp ranges.py", "ranges", True
+    RANGE_END = 41, "range", "as of its begin", "text", "ranges.cpp ranges.py", "range_slices", True
     """It ends, perhaps because another thread ends it. The text: as of its begin."""
     GREENLET_SUSPENDED = 42, "greenlet", "sequence number of the OS thread", "", "greenlets.cpp", "attribution"
     """This greenlet stops, and one that is in no call goes on."""
