@@ -719,9 +719,48 @@ def test_waiting_for_other_ranks_takes_a_large_share() -> None:
 
     (finding,) = training(ranges=wait(3)).summary().findings
 
-    assert finding[:4] == ("waiting for other ranks takes a large share", "gloo:all_reduce", "communication", 3 * MS)
+    assert finding[:4] == ("communication takes a large share", "gloo:all_reduce", "communication", 3 * MS)
     assert finding.evidence == "3 ms of 12 ms (medians)"
     assert found(training(ranges=wait(0.9))) == []
+
+
+@pytest.mark.parametrize(
+    ("runs", "again", "text"),
+    [
+        (1, 1, "a step has 1 × all_reduce"),
+        # The model runs twice, and its gradients are sent once: `no_sync` keeps those of the first.
+        (2, 1, "a step has 1 × all_reduce"),
+        (
+            2,
+            2,
+            "a step has 2 × all_reduce; the model runs twice a step: "
+            "if gradients are summed up, no_sync() leaves these to the last",
+        ),
+    ],
+)
+def test_communication_says_how_often_a_step_sends_what_gradients_are_summed_up_in(
+    runs: int, again: int, text: str
+) -> None:
+    script, now = EventScript(capacity=1 << 10), 1
+    name = script.name("DistributedDataParallel", "DistributedDataParallel", "DistributedDataParallel")
+    for step in range(STEPS):
+        for run in range(runs):
+            call = runs * step + run
+            script.enter(now, name, call, call)
+            script.exit(now + MS, name, call, call + 1)
+            script.node(now + MS, now + 2 * MS, call)
+            now += 2 * MS
+        for _ in range(again):
+            script.collective(now, Kind.COLLECTIVE_ENTER, '["all_reduce", "0"]', 0)
+            script.collective(now + MS, Kind.COLLECTIVE_EXIT, '["all_reduce", "0"]', 8)
+            now += MS
+        script.step(now, step)
+
+    (finding,) = build_timeline(script.snapshot()).summary().findings
+
+    assert finding.evidence == (
+        f"{again} ms of {2 * runs + again} ms (medians), for what is sent, or for other ranks; {text}"
+    )
 
 
 def test_backward_that_waits_for_other_ranks() -> None:
@@ -731,7 +770,7 @@ def test_backward_that_waits_for_other_ranks() -> None:
     (finding,) = training(ranges=reduce, wait=3).summary().findings
 
     # Of the 3.1 ms 0.1 are in the collective.
-    assert finding[:3] == ("waiting for other ranks takes a large share", "gloo:all_reduce", "communication")
+    assert finding[:3] == ("communication takes a large share", "gloo:all_reduce", "communication")
     assert finding.ns_per_step == 3_100_000
     assert finding.evidence == ("3.1 ms of 12 ms (medians); 3 ms of it in backward passes, in no module's backward")
     assert finding.next == "modtrace ranks slow DIR"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from .finding import LEAST_STEPS, Finding, Measured, only_option, times_text
 from .inside import PARAMETRIZATIONS
-from .noted import NotedSteps, calls_text, tensors_of
+from .noted import NotedSteps, Operator, calls_text, tensors_of
 from .occasions import LARGE_EVALUATION, LOADER_BEGINS, collections_text
 from .siblings import place_of
 
@@ -167,9 +167,7 @@ def _large_part(measured: Measured, part: str, per_step: float, evidence: str, *
     ranges, is_range = measured.ranges_of(part), part not in (*PARTS, OTHER)
     where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
     what = f"{part} takes a large share"
-    if part == "communication":
-        what = "waiting for other ranks takes a large share"
-    elif part == OTHER:
+    if part == OTHER:
         place = "between calls, outside of modules and ranges," if between else "outside of modules and ranges (other)"
         what = f"time {place} takes a large share"
     elif is_range:
@@ -201,9 +199,11 @@ def _details(measured: Measured, part: str, alone_ns: float, *, between: bool) -
             return "".join(f"; {each}" for each in said)
         case "communication":
             operators = measured.summary.overview.communication if measured.summary.overview else {}
-            counts = "".join(f"; {total.calls:,} {name}" for name, total in list(operators.items())[:2])
+            a_step = [Operator(name, total.calls / measured.steps, 0.0) for name, total in operators.items()]
+            often = [each for each in a_step if each.calls >= _MOST_STEPS]
+            text = f", for what is sent, or for other ranks; a step has {calls_text(often)}" if often else ""
             in_backward = f"; {short_ms(alone_ns)} of it in backward passes, in no module's backward"
-            return counts + (in_backward if alone_ns else "")
+            return text + (in_backward if alone_ns else "") + _accumulation_text(measured, often)
         case "other" if between:
             return ": what the program prepares, or waits for"
         case "other":
@@ -214,6 +214,21 @@ def _details(measured: Measured, part: str, alone_ns: float, *, between: bool) -
         case "gc":
             return f"; {collections_text(measured)}"
     return ""
+
+
+def _accumulation_text(measured: Measured, often: Sequence[Operator]) -> str:
+    """Say how often DistributedDataParallel runs in a step, if it is more than once, and collectives are as many."""
+    runs = [
+        int(backed)
+        for row, backed in zip(measured.rows, measured.runs.backed, strict=True)
+        if row.module_class == "DistributedDataParallel"
+    ]
+    times = max(runs, default=0) / measured.steps
+    if times < 2 or not any(each.calls >= times for each in often):
+        return ""
+    return (
+        f"; the model runs {times_text(times)} a step: if gradients are summed up, no_sync() leaves these to the last"
+    )
 
 
 def _beside_optimizers(measured: Measured, notes: NotedSteps) -> Finding | None:
