@@ -162,6 +162,11 @@ def test_few_calls_short_ones_and_long_ones_are_no_loop(count: int, ms: float) -
     assert [one for one in found(cells(count, ms)) if one[0] == LOOP] == []
 
 
+@pytest.mark.parametrize(("count", "layers", "is_named"), [(1, 40, False), (2, 20, True)])
+def test_a_list_of_many_layers_is_no_loop(count: int, layers: int, is_named: bool) -> None:
+    assert [one[0] for one in found(cells(count, 0.1, layers)) if one[0] == LOOP] == [LOOP] * is_named
+
+
 @pytest.mark.parametrize(("ms", "trains", "is_named"), [(1, False, True), (0.4, False, False), (1, True, False)])
 def test_weights_that_are_computed_from_others_in_each_call(ms: float, trains: bool, is_named: bool) -> None:
     script, now = EventScript(capacity=1 << 12), 1

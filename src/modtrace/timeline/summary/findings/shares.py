@@ -76,6 +76,8 @@ _LOOP_CALLS, _SHORT_NS, _LOOP_SHARE = 32, 1_000_000, 0.2
 """Calls in a call of the module around, the forward of each, and their share of the median step: layers that share
 their parameters are called up to 24 times, what solves an equation or denoises takes longer, and a module with a few
 operators takes 0.1 ms to begin with."""
+_CALLS_EACH = 2
+"""How often each of several modules is called at least on average."""
 _HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
 """Shares of the median step, and of a module's own forward: operators that compute have a backward of that size."""
 _SURE_HOST_SHARE, _NO_BACKWARD_SHARE = 0.04, 0.05
@@ -412,7 +414,9 @@ def _loops(measured: Measured) -> Iterator[Finding]:
         a_call = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
         # As for parts: a busy machine makes a mean several times as long.
         a_call *= min(1.0, float(measured.low_ns[members].sum()) / max(per_step, 1.0))
-        if times < _LOOP_CALLS or a_call > _SHORT_NS or per_step < _LOOP_SHARE * measured.usual_ns:
+        # A list of many layers that follow each other is no loop: each is called once.
+        is_list = times < _CALLS_EACH * len(rows) / max(len(holders), 1)
+        if times < _LOOP_CALLS or is_list or a_call > _SHORT_NS or per_step < _LOOP_SHARE * measured.usual_ns:
             continue
         if named.isdisjoint(around):
             evidence = f"a call of {around[0]} calls it" if around else "a step calls it"
