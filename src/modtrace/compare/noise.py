@@ -20,14 +20,17 @@ OUTLIER = 0.1
 """Modules that differ from most by more than that, and three times as much as half of them do, are not the machine."""
 SIZE_RATIO = 4.0
 """Modules are of one size if their times differ by at most this factor."""
-NEIGHBOURS, ENOUGH_ALIKE = 32, 8
-"""Number of modules nearest in size that are looked at. With one recording a side, those of other sizes count too if
-fewer than `ENOUGH_ALIKE` are of one size."""
+NEIGHBOURS = 32
+"""Number of modules nearest in size that are looked at."""
+ENOUGH_ALIKE = 8
+"""With one recording a side, modules of other sizes count too if fewer than these are of one size."""
 SIZE_FREEDOM = 5.0
 """Degrees of freedom with which the noise of modules of its size counts beside a module's own: on three architectures
 and a busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""
-SINGLE_SPREAD, SINGLE_STEP_SPREAD = 0.05, 0.1
-"""With one recording a side: what a module without others differs by, and whole steps do."""
+SINGLE_SPREAD = 0.05
+"""With one recording a side, a module without others differs by this."""
+SINGLE_STEP_SPREAD = 0.1
+"""With one recording a side, whole steps differ by this."""
 MEDIAN_OF_SQUARE = 0.455
 """Median of the square of a normal number with variance 1."""
 _CUT = 0.125

@@ -22,8 +22,10 @@ PART = "part"
 """The phase of a part of the step."""
 CLOCK_NS = 1_000
 """Shorter times per step are below the clock's resolution: they have no verdict and no ratio."""
-MODULES_OUTSIDE, STEP_OUTSIDE = 0.01, 0.01
-"""Probability that any module or part, and that the step, is called changed if a program is compared with itself."""
+MODULES_OUTSIDE = 0.01
+"""Probability that any module, or any part, is called changed if a program is compared with itself."""
+STEP_OUTSIDE = 0.01
+"""Probability that the step is called changed then."""
 SHARES_OUTSIDE = 0.005
 """Probability that a share of steps is called changed if a program calls modules by chance."""
 _PERIODS = 3
@@ -34,12 +36,14 @@ FLOOR = 0.005
 """Part of the step: a module that is slower by less does not fail a comparison, and is no finding."""
 MIN_CHANGE = 0.02
 """Part of the time before: recordings of one program differ by that much."""
-REFERENCE, FOLLOWS = "optimizer", 1 / 3
-"""The part of the step that does the same for any batch. It follows the machine if it changes by what modules in
-general do, up to this part of that."""
-USUAL, MACHINE_OUTSIDE = 0.2, 0.05
-"""Probabilities. If nothing changed, modules in general differ by more than what needs no cause, as recordings of one
-side do; if the work changed, the machine differs by more than is allowed for."""
+REFERENCE = "optimizer"
+"""The part of the step that does the same for any batch."""
+FOLLOWS = 1 / 3
+"""That part follows the machine if it changes by what modules in general do, up to this share of that."""
+USUAL = 0.2
+"""Probability that modules in general differ by more than what needs no cause, as recordings of one side do."""
+MACHINE_OUTSIDE = 0.05
+"""Probability that the machine differs by more than is allowed for, if the work changed."""
 _KNOWN_WITHIN = math.log(100)
 """An upper end further above the estimate is not known: the noise reaches further than times of any program do."""
 MIN_STEPS = 6

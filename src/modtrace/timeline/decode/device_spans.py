@@ -118,5 +118,5 @@ def _spans_of_backward(analysis: RingAnalysis, points: DevicePoints, start: Int6
 
 def _chosen_path(intervals: Intervals, original: Int64Array, call: int, chosen: Int64Array) -> list[int]:
     """Return the chosen ones of the calls around a node, outermost first: each as the forward that it ran again."""
-    path = [int(original[around]) for around in intervals.call_path(call) if np.isin(intervals.name[around], chosen)]
+    path = [int(original[outer]) for outer in intervals.call_path(call) if np.isin(intervals.name[outer], chosen)]
     return path[::-1]

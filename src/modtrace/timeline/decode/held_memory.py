@@ -74,7 +74,7 @@ class HeldMemory(NamedTuple):
         whole = sum(saved.values())
         if 10 * whole < self.held or not whole:
             return ""
-        said = f"; about {format_bytes(whole)} of it saved for backward"
+        text = f"; about {format_bytes(whole)} of it saved for backward"
         blocks = Counter[str]()
         for name, count in saved.items():
             if block := _BLOCK.match(name):
@@ -85,8 +85,8 @@ class HeldMemory(NamedTuple):
         for name, count in lists.most_common(1):
             # One block at a time is computed again, and holds as much as before.
             freed = count - max(blocks[block] for block in blocks if _IN_A_LIST.sub(".*", block) == name)
-            said += f"; checkpointing {name} would free about {format_bytes(freed)} (an estimate)" if freed else ""
-        return said
+            text += f"; checkpointing {name} would free about {format_bytes(freed)} (an estimate)" if freed else ""
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -151,9 +151,9 @@ def samples_at_moments(events: Events, lookup: NameLookup) -> Events:
     moments = np.flatnonzero(is_any(events.kind, _MOMENTS) | is_sample & (events.name == refused))
     kept = np.zeros(len(events), np.bool_)
     for name in np.unique(events.name[is_sample]).tolist():
-        own = np.flatnonzero(is_sample & (events.name == name))
-        kept[own[np.diff(np.searchsorted(moments, own), append=-1) != 0]] = True
-        kept[[own[0], own[int(np.argmax(events.value[own]))]]] = True
+        of_counter = np.flatnonzero(is_sample & (events.name == name))
+        kept[of_counter[np.diff(np.searchsorted(moments, of_counter), append=-1) != 0]] = True
+        kept[[of_counter[0], of_counter[int(np.argmax(events.value[of_counter]))]]] = True
     return events.take(kept)
 
 
@@ -167,10 +167,10 @@ def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:
     name, value = events.name[index], events.value[index]
     owners: dict[str, _Owner] = {}
     for key in np.unique(np.where(name == NO_NAME, -1 - (value & HOLDER_MASK), name)).tolist():
-        own = name == key if key >= 0 else (name == NO_NAME) & (value & HOLDER_MASK == -1 - key)
-        who = analysis.lookup.names[key].fqn if key >= 0 else _NO_MODULE[-1 - key]
-        at, held = owners.get(who, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
-        owners[who] = np.append(at, index[own]), np.append(held, value[own] >> HOLDER_BITS)
+        rows = name == key if key >= 0 else (name == NO_NAME) & (value & HOLDER_MASK == -1 - key)
+        owner = analysis.lookup.names[key].fqn if key >= 0 else _NO_MODULE[-1 - key]
+        events_before, held = owners.get(owner, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        owners[owner] = np.append(events_before, index[rows]), np.append(held, value[rows] >> HOLDER_BITS)
     return owners
 
 
@@ -193,9 +193,9 @@ def _saved(analysis: RingAnalysis) -> dict[str, int]:
     until, new_passes = int(begins[earlier + 1].sum()), int(passes[-1] - passes[earlier].sum())
     saved = Counter[str]()
     for key in np.unique(name[name != NO_NAME]).tolist():
-        own = np.flatnonzero(name == key)
-        before = int(value[own[own < until][-1:]].sum())
-        saved[analysis.lookup.names[key].fqn] += (int(value[own[-1]]) - before) // new_passes
+        rows = np.flatnonzero(name == key)
+        before = int(value[rows[rows < until][-1:]].sum())
+        saved[analysis.lookup.names[key].fqn] += (int(value[rows[-1]]) - before) // new_passes
     return dict(saved)
 
 
@@ -225,8 +225,8 @@ def _growth(analysis: RingAnalysis, samples: Int64Array, owners: dict[str, _Owne
     total = _grows_steadily(at_ends)
     if total * (len(ends) - _WARM_UP) <= _LEAST_SHARE * at_ends[-1:].sum():
         return 0, {}
-    each = {who: _grows_steadily(_last_value(*owner, ends)) for who, owner in owners.items()}
-    return total, {who: grown for who, grown in each.items() if grown}
+    growth = {who: _grows_steadily(_last_value(*owner, ends)) for who, owner in owners.items()}
+    return total, {who: grown for who, grown in growth.items() if grown}
 
 
 def _grows_steadily(held: Int64Array) -> int:
@@ -242,6 +242,6 @@ def _grows_steadily(held: Int64Array) -> int:
     return int(held[-1] - held[0]) // (len(held) - 1)
 
 
-def _last_value(at: Int64Array, value: Int64Array, wanted: Int64Array) -> Int64Array:
+def _last_value(index: Int64Array, value: Int64Array, wanted: Int64Array) -> Int64Array:
     """Return the last value written before each wanted event; for events before the first value, that value."""
-    return value[np.maximum(np.searchsorted(at, wanted) - 1, 0)]
+    return value[np.maximum(np.searchsorted(index, wanted) - 1, 0)]

@@ -95,12 +95,12 @@ class Intervals:
     @cached_property
     def in_backward(self) -> BoolArray:
         """True for calls that are recomputed or inside a node, or inside such a call."""
-        inside: BoolArray = self.is_recompute.copy()
+        is_inside: BoolArray = self.is_recompute.copy()
         for level in self.levels[1:]:
             calls = level[~self.is_node[level]]
             outer = self.parent[calls]
-            inside[calls] |= self.is_node[outer] | inside[outer]
-        return inside
+            is_inside[calls] |= self.is_node[outer] | is_inside[outer]
+        return is_inside
 
     @cached_property
     def levels(self) -> list[Int64Array]:
@@ -145,9 +145,9 @@ def _bound_by_own_thread(events: Events, columns: _IntervalColumns) -> None:
     for number in np.unique(thread[elsewhere]).tolist():
         rows = elsewhere[thread[elsewhere] == number]
         rows = rows[np.argsort(end_position[rows], kind="stable")]
-        own = np.flatnonzero(events.thread == number)
-        time = np.concatenate([events.time[own[:1]], events.time[own], [INT64_MAX]])
-        following = np.searchsorted(own, end_position[rows] >> 1)
+        of_thread = np.flatnonzero(events.thread == number)
+        time = np.concatenate([events.time[of_thread[:1]], events.time[of_thread], [INT64_MAX]])
+        following = np.searchsorted(of_thread, end_position[rows] >> 1)
         end[rows] = np.maximum.accumulate(np.clip(end[rows], time[following], time[following + 1]))
 
 
@@ -173,7 +173,7 @@ def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
 
 def is_core_event(events: Events) -> BoolArray:
     """Return which events are of modules, nodes, steps and marks, not of counters or other kinds of slices."""
-    others = (
+    other_kinds = (
         *slot_format.COMMUNICATION_KINDS,
         *slot_format.DEVICE_KINDS,
         *slot_format.RANGE_KINDS,
@@ -181,7 +181,7 @@ def is_core_event(events: Events) -> BoolArray:
         *slot_format.MEMORY_KINDS,
         Kind.COLLECTION,
     )
-    return ~is_any(events.kind, others)
+    return ~is_any(events.kind, other_kinds)
 
 
 def _columns(count: int, **columns: AnyArray | int | bool) -> _IntervalColumns:
@@ -220,15 +220,15 @@ def pair_calls(events: Events) -> _IntervalColumns:
     is_enter = is_any(events.kind, slot_format.CALL_ENTER_KINDS)
     index = np.flatnonzero(is_enter | is_any(events.kind, slot_format.CALL_EXIT_KINDS))
     first, last = pair_by_key(index, is_enter[index], call_ids(events, index), slot_format.CALL_KEY_BITS)
-    known = np.where(first >= 0, first, last)
+    either = np.where(first >= 0, first, last)
     sequence = events.value & slot_format.SEQUENCE_MASK
     return _paired(
         events,
         first,
         last,
         is_node=False,
-        name=events.name[known].astype(np.int64),
-        call_key=call_ids(events, known) & slot_format.CALL_KEY_MASK,
+        name=events.name[either].astype(np.int64),
+        call_key=call_ids(events, either) & slot_format.CALL_KEY_MASK,
         sequence=np.where(first >= 0, sequence[first], -1),
         exit_sequence=np.where(last >= 0, sequence[last], -1),
     )
@@ -352,8 +352,8 @@ def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) 
     """Return for each gap between nodes of a thread whether one of their graph task runs in it on another thread."""
     task = events.name.astype(np.int64) & slot_format.GRAPH_TASK_MASK
     task_and_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
-    anywhere, here = (_count_running(events, group, gap_start, gap_end) for group in (task, task_and_thread))
-    return np.asarray(anywhere > here, np.bool_)
+    anywhere, on_thread = (_count_running(events, group, gap_start, gap_end) for group in (task, task_and_thread))
+    return np.asarray(anywhere > on_thread, np.bool_)
 
 
 def _count_running(events: Events, group: Int64Array, gap_start: Int64Array, gap_end: Int64Array) -> Int64Array:

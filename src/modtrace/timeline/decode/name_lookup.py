@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,28 +32,19 @@ class NameLookup:
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
-        names: dict[int, Name] = {}
-        texts: dict[int, str] = {}
-        threads: dict[int, tuple[str, int]] = {}
-        torch_threads: dict[int, int] = {}
-        self.groups: dict[str, Group] = {}
-        self.compiled: dict[int, str] = {}
-        graphs: dict[int, dict[str, Any]] = {}
+        by_kind: dict[str, list[Record]] = defaultdict(list)
         for record in records:
-            kind = record["kind"]
-            if kind == "name":
-                names[record["id"]] = Name(record["label"], record["fqn"], record["class"])
-            elif kind == "text":
-                texts[record["id"]] = record["text"]
-            elif kind == "thread":
-                threads[record["id"]] = (record["name"], record["tid"])
-                torch_threads[record["id"]] = record["torch_thread_id"]
-            elif kind == "group":
-                self.groups[record["name"]] = Group.of_record(record)
-            elif kind == "compiled":
-                self.compiled[record["name"]] = record["modules"]
-                if graph := fit(record.get("graph"), GRAPH, {}):
-                    graphs.setdefault(record["name"], {})[f"{graph.get('graph')} {graph.get('work')}"] = graph
+            by_kind[record["kind"]].append(record)
+        names = {record["id"]: Name(record["label"], record["fqn"], record["class"]) for record in by_kind["name"]}
+        texts = {record["id"]: record["text"] for record in by_kind["text"]}
+        threads = {record["id"]: (record["name"], record["tid"]) for record in by_kind["thread"]}
+        torch_threads = {record["id"]: record["torch_thread_id"] for record in by_kind["thread"]}
+        self.groups = {record["name"]: Group.of_record(record) for record in by_kind["group"]}
+        self.compiled = {record["name"]: record["modules"] for record in by_kind["compiled"]}
+        graphs: dict[int, dict[str, Any]] = defaultdict(dict)
+        for record in by_kind["compiled"]:
+            if graph := fit(record.get("graph"), GRAPH, {}):
+                graphs[record["name"]][f"{graph.get('graph')} {graph.get('work')}"] = graph
         self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
         self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]
         self.threads = [threads.get(number, (f"thread #{number}", number)) for number in _ids(threads)]

@@ -164,10 +164,11 @@ def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]
     """
     begin, end = pair_by_value(events, *RANGE_KINDS)
     open_ranges: dict[int, list[OpenCall]] = {}
-    for at in begin[end < 0].tolist():
-        name, category = parse_range(lookup.texts[events.name[at]])
+    for index in begin[end < 0].tolist():
+        name, category = parse_range(lookup.texts[events.name[index]])
         if category not in (_COMMUNICATION, "torch"):
-            open_ranges.setdefault(int(events.thread[at]), []).append(OpenCall(name, category, int(events.time[at])))
+            call = OpenCall(name, category, int(events.time[index]))
+            open_ranges.setdefault(int(events.thread[index]), []).append(call)
     return open_ranges
 
 
@@ -178,8 +179,8 @@ def _waits(
     in_pass = [open_pass.thread for open_pass in passes]
     runs_elsewhere = np.any(intervals.is_node[open_intervals] & ~np.isin(intervals.thread[open_intervals], in_pass))
     for open_pass in passes:
-        own = open_intervals[intervals.thread[open_intervals] == open_pass.thread]
-        if not runs_elsewhere and not np.any(intervals.start_position[own] > open_pass.position):
+        on_thread = open_intervals[intervals.thread[open_intervals] == open_pass.thread]
+        if not runs_elsewhere and not np.any(intervals.start_position[on_thread] > open_pass.position):
             nodes = _nodes_of_pass(intervals, open_pass)
             yield open_pass.thread, int(intervals.end[nodes].max(initial=open_pass.since_ns)), nodes
 
@@ -188,9 +189,9 @@ def _open_call(lookup: NameLookup, name_id: int, phase: str, since_ns: int) -> O
     """Return a call of the module of a name; `NO_NAME`: outside of all."""
     if name_id == NO_NAME:
         return OpenCall("", phase, since_ns)
-    name, inside = lookup.names[name_id], lookup.compiled.get(name_id, "")
-    why = "" if inside else lookup.unknown.get(name_id, "")
-    return OpenCall(name.fqn, phase, since_ns, name.module_class, len(inside.split(", ")) if inside else 0, why)
+    name, compiled = lookup.names[name_id], lookup.compiled.get(name_id, "")
+    reason = "" if compiled else lookup.unknown.get(name_id, "")
+    return OpenCall(name.fqn, phase, since_ns, name.module_class, len(compiled.split(", ")) if compiled else 0, reason)
 
 
 def _open_passes(events: Events, passes: PassColumns, first: int) -> list[_OpenPass]:
@@ -200,16 +201,16 @@ def _open_passes(events: Events, passes: PassColumns, first: int) -> list[_OpenP
     innermost: dict[int, _OpenPass] = {}
     for index in np.flatnonzero(end < 0).tolist():
         # A pass inside of one that is over has lost its end.
-        around = (thread == thread[index]) & (begin < begin[index]) & (end > begin[index])
-        if not around.any():
-            caller, at = int(thread[index]), int(begin[index])
-            innermost[caller] = _OpenPass(caller, 2 * (at - first) + 1, int(events.time[at]), others)
+        holds = (thread == thread[index]) & (begin < begin[index]) & (end > begin[index])
+        if not holds.any():
+            caller, first_event = int(thread[index]), int(begin[index])
+            innermost[caller] = _OpenPass(caller, 2 * (first_event - first) + 1, int(events.time[first_event]), others)
     return list(innermost.values())
 
 
 def _nodes_of_pass(intervals: Intervals, open_pass: _OpenPass) -> Int64Array:
     """Return the nodes that ran in a pass, as indexes in order: on its thread, or where it has none there on others."""
     ran = intervals.is_node & (intervals.start_position > open_pass.position)
-    own = np.flatnonzero(ran & (intervals.thread == open_pass.thread))
-    nodes = own if len(own) else np.flatnonzero(ran & np.isin(intervals.thread, open_pass.others))
+    on_thread = np.flatnonzero(ran & (intervals.thread == open_pass.thread))
+    nodes = on_thread if len(on_thread) else np.flatnonzero(ran & np.isin(intervals.thread, open_pass.others))
     return nodes[np.argsort(intervals.start_position[nodes], kind="stable")].astype(np.int64)

@@ -226,20 +226,18 @@ class RingPieces:
     def _ranges(self) -> tuple[tuple[Int64Array, Int64Array], Int64Array, Int64Array]:
         """The indexes of the begins and ends of ranges among all events, -1 if there is none, and when these were."""
         events = self.others.all_events
-        pair = pair_by_value(events, *slot_format.RANGE_KINDS)
-        begun, ended = (
-            np.where(rows >= 0, events.serial[rows], other) for rows, other in zip(pair, (-1, INT64_MAX), strict=True)
-        )
-        return pair, begun, ended
+        begin, end = pair_by_value(events, *slot_format.RANGE_KINDS)
+        begun = np.where(begin >= 0, events.serial[begin], -1)
+        return (begin, end), begun, np.where(end >= 0, events.serial[end], INT64_MAX)
 
     def _timeline(self, piece: RingAnalysis, modules: ModuleSpans) -> Timeline:
         """Return the timeline of a piece, with all ranges that overlap it; the last piece shows the end of the ring."""
         events, slots = self.others.all_events, piece.snapshot.slots
         pair, begun, ended = self._ranges
-        own: BoolArray = (events.serial >= slots.overwritten) & (events.serial < slots.recorded)
+        is_in_piece: BoolArray = (events.serial >= slots.overwritten) & (events.serial < slots.recorded)
         for rows in pair:
-            own[rows[(rows >= 0) & (begun < slots.recorded) & (ended >= slots.overwritten)]] = True
-        part = RingAnalysis(piece.snapshot._replace(slots=slots._replace(events=events.take(own))), self.others)
+            is_in_piece[rows[(rows >= 0) & (begun < slots.recorded) & (ended >= slots.overwritten)]] = True
+        part = RingAnalysis(piece.snapshot._replace(slots=slots._replace(events=events.take(is_in_piece))), self.others)
         open_at_end = self.open_at_end if slots.recorded == self._serials.stop else {}
         return assemble_timeline(part, place_among(part, piece, modules), self.memory, open_at_end)
 
@@ -321,9 +319,9 @@ def with_events(snapshot: RingSnapshot, parts: Sequence[Events]) -> RingSnapshot
     return snapshot._replace(slots=snapshot.slots._replace(events=events))
 
 
-def after_last(before: Samples, own: Samples) -> Samples:
+def after_last(before: Samples, samples: Samples) -> Samples:
     """Return samples after the last of those before: a part of a ring begins with what was sampled last."""
-    return np.append(before[0][-1:], own[0]), np.append(before[1][-1:], own[1])
+    return np.append(before[0][-1:], samples[0]), np.append(before[1][-1:], samples[1])
 
 
 def place_among(others: RingAnalysis, piece: RingAnalysis, modules: ModuleSpans) -> ModuleSpans:

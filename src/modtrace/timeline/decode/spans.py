@@ -73,8 +73,8 @@ def _shared_lengths(intervals: Intervals, node_call: Int64Array, length: Int64Ar
     while len(pair := np.flatnonzero((left >= 0) & (right >= 0) & (left != right))):
         surplus = length[left[pair]] - length[right[pair]]
         for call, climbing in ((left, pair[surplus >= 0]), (right, pair[surplus <= 0])):
-            around = intervals.parent[call[climbing]]
-            call[climbing] = np.where((around >= 0) & ~intervals.is_node[around], around, -1)
+            outer = intervals.parent[call[climbing]]
+            call[climbing] = np.where((outer >= 0) & ~intervals.is_node[outer], outer, -1)
     return np.where((left >= 0) & (left == right), length[left], 0)
 
 
@@ -124,9 +124,9 @@ def _without_inner_nodes(intervals: Intervals, call: Int64Array) -> Int64Array:
     An in-place operation on a view makes such a node: it holds the operation's own.
     """
     parent = intervals.parent
-    inside = intervals.is_node & (parent >= 0) & intervals.is_node[parent]
+    is_inner = intervals.is_node & (parent >= 0) & intervals.is_node[parent]
     same_pass = intervals.backward_pass == intervals.backward_pass[parent]
-    return np.where(inside & same_pass & (call == call[parent]), -1, call)
+    return np.where(is_inner & same_pass & (call == call[parent]), -1, call)
 
 
 def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) -> Int64Array:
@@ -146,7 +146,7 @@ def number_tracks(key: AnyArray, numbers: Numbering[int]) -> Int64Array:
     """Return the number of each span's track: of twice its thread, plus one if backward. New ones get the next."""
     used = np.flatnonzero(np.bincount(key))
     number = np.zeros(int(used.max(initial=-1)) + 1, np.int64)
-    number[used] = [numbers[one] for one in used.tolist()]
+    number[used] = [numbers[thread_key] for thread_key in used.tolist()]
     return number[key]
 
 
@@ -187,8 +187,8 @@ def _match_roots(
     names, parent = intervals.name[forward], intervals.parent
     start, end = intervals.start_position, intervals.end_position
     namesakes: dict[int, _Namesakes] = {}
-    for again in _runs(intervals, roots):
-        node, name = int(parent[again[0]]), int(intervals.name[again[0]])
+    for rerun in _runs(intervals, roots):
+        node, name = int(parent[rerun[0]]), int(intervals.name[rerun[0]])
         if name not in namesakes:
             left, right = np.searchsorted(names, [name, name + 1])
             namesakes[name] = _Namesakes(forward[left:right].tolist(), start)
@@ -196,17 +196,17 @@ def _match_roots(
         while last >= 0 and (intervals.is_node[last] or intervals.name[last] != name):
             last = int(parent[last])
         if last >= 0:
-            repeated = namesakes[name].until(int(start[last]), len(again))
+            repeated = namesakes[name].until(int(start[last]), len(rerun))
             repeated = [candidate for candidate in repeated if parent[candidate] == parent[last]]
         else:
-            first = int(start[again[0]])
+            first = int(start[rerun[0]])
             before = first if asked_by < 0 else min(first, int(end[asked_by]))
-            while not (repeated := namesakes[name].take(asked_by, before, len(again))) and asked_by >= 0:
+            while not (repeated := namesakes[name].take(asked_by, before, len(rerun))) and asked_by >= 0:
                 before = int(start[asked_by])
                 asked_by = int(parent[asked_by])
-            repeated = repeated or namesakes[name].until(first, len(again))
+            repeated = repeated or namesakes[name].until(first, len(rerun))
         # Where fewer are known than ran again, the last ones are.
-        for root, candidate in zip(reversed(again), repeated, strict=False):
+        for root, candidate in zip(reversed(rerun), repeated, strict=False):
             original[root] = original[candidate]
 
 

@@ -89,7 +89,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     window_and_around = looks.find_window(first or 0, INT64_MAX if last is None else last) if looks.is_large else None
     if window_and_around is None:
         return None
-    window, around = window_and_around
+    window, open_calls = window_and_around
     if looks.has_costs:
         ring = pieces.RingPieces(read, serials, window)
         if not ring.cuts:
@@ -100,13 +100,13 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
         return replace(timeline, trained=frozenset(name.fqn for name in timeline.names))  # perhaps in earlier pieces
 
     def whole_ranges(events: Events) -> list[Events]:
-        return [looks.with_whole_ranges(events, window), around]
+        return [looks.with_whole_ranges(events, window), open_calls]
 
     numbers = np.arange(looks.first.number, looks.last.number + 1)
-    timeline = _build_part(read, serials, window, numbers, whole_ranges, in_pieces=not len(around))
+    timeline = _build_part(read, serials, window, numbers, whole_ranges, in_pieces=not len(open_calls))
     end = RingAnalysis(read(serials[-looks.block :], ()))
-    known = {name: value for name, value in timeline.metadata.items() if name not in (OPEN_AT_END, UNSAVED)}
-    metadata = {**known, **describe_open(end, lambda _: [end])}
+    metadata = {name: value for name, value in timeline.metadata.items() if name not in (OPEN_AT_END, UNSAVED)}
+    metadata |= describe_open(end, lambda _: [end])
     return replace(timeline, metadata=metadata, begin_ns=looks.begin_ns(window.start))
 
 
@@ -167,8 +167,8 @@ class _Looks:
     def next_end(self, begin: int) -> _StepEnd:
         """Return the first end of a step from a serial number on; after the last, that of a step that never comes."""
         without = {*Kind} - {self._kind}
-        for at in range(begin, self.last.serial + 1, self.block):
-            events = self._read(range(at, min(at + self.block, self._serials.stop)), without).slots.events
+        for first in range(begin, self.last.serial + 1, self.block):
+            events = self._read(range(first, min(first + self.block, self._serials.stop)), without).slots.events
             ends = np.flatnonzero((events.kind == self._kind) & (events.name == self._name))
             if len(ends):
                 return _StepEnd(int(events.serial[ends[0]]), int(events.value[ends[0]]))
@@ -201,29 +201,29 @@ class _Looks:
         beside = self.block
         while 2 * (after - before + 2 * beside) <= len(self._serials):
             begin, end = max(start, before - beside), min(stop, after + beside)
-            others = RingAnalysis(self._read(range(begin, end), pieces.PIECE_KINDS))
-            ends = others.events.serial[others.step_ends.event]
-            if is_any(others.all_events.kind, pieces.WHOLE_KINDS).any():
+            tail_events = RingAnalysis(self._read(range(begin, end), pieces.PIECE_KINDS))
+            ends = tail_events.events.serial[tail_events.step_ends.event]
+            if is_any(tail_events.all_events.kind, pieces.WHOLE_KINDS).any():
                 break
-            around = self._open_at(begin, self._no_events, start)
-            of_around = call_ids(around, np.arange(len(around)))
+            open_calls = self._open_at(begin, self._no_events, start)
+            of_around = call_ids(open_calls, np.arange(len(open_calls)))
             bounds = sorted({begin, *range(before, after, pieces.PIECE_EVENTS), after, end})
             parts = (self._read(range(*part), ()).slots.events for part in itertools.pairwise(bounds))
             blocks = (_without_calls(events, of_around) for events in parts)
-            cuts = find_cuts(blocks, others.lookup, ends, is_part=begin > start)
+            cuts = find_cuts(blocks, tail_events.lookup, ends, is_part=begin > start)
             begins = [start] if begin == start else [cut for cut in cuts if cut <= before]
             stops = [cut for cut in cuts if cut >= after] or ([stop] if end == stop else [])
             if begins and stops:
                 window = range(begins[-1], stops[0])
-                around = self._open_at(window.start, around, begin)
-                return (window, around) if self._is_whole(window, around) else None
+                open_calls = self._open_at(window.start, open_calls, begin)
+                return (window, open_calls) if self._is_whole(window, open_calls) else None
             beside *= 4
         return None
 
     def _calls(self, part: range) -> Iterator[tuple[Events, Int64Array]]:
         """Yield the begins of calls in a part, and the ids of those that end in it."""
-        for one in pieces.parts_of(part):
-            events = self._read(one, _OTHER_KINDS).slots.events
+        for serials in pieces.parts_of(part):
+            events = self._read(serials, _OTHER_KINDS).slots.events
             yield (
                 events.take(is_any(events.kind, CALL_ENTER_KINDS)),
                 call_ids(events, np.flatnonzero(is_any(events.kind, CALL_EXIT_KINDS))),
@@ -236,9 +236,9 @@ class _Looks:
             open_ = calls.take(~np.isin(call_ids(calls, np.arange(len(calls))), ended))
         return open_
 
-    def _is_whole(self, window: range, around: Events) -> bool:
+    def _is_whole(self, window: range, open_calls: Events) -> bool:
         """Whether the calls around a window end, or the process died in them, and no other one reaches out of it."""
-        left, later = call_ids(around, np.arange(len(around))), np.zeros(0, np.int64)
+        left, later = call_ids(open_calls, np.arange(len(open_calls))), np.zeros(0, np.int64)
         for part in (window, range(window.stop, self._serials.stop)):
             for begun, ended in self._calls(part):
                 if part is not window:
@@ -259,13 +259,11 @@ class _Looks:
         for part in pieces.parts_of(range(window.stop, self._serials.stop)):
             if not has_lost and np.isin(begun, ended).all():
                 break
-            more = self._read(part, {*Kind} - {*RANGE_KINDS}).slots.events
-            after = np.concatenate([after, more.value[more.kind == Kind.RANGE_BEGIN]])
-            more = more.take(
-                (more.kind == Kind.RANGE_END) & (np.isin(more.value, begun) | has_lost & ~np.isin(more.value, after))
-            )
-            ended = np.concatenate([ended, more.value])
-            parts.append(more)
+            edges = self._read(part, {*Kind} - {*RANGE_KINDS}).slots.events
+            after = np.concatenate([after, edges.value[edges.kind == Kind.RANGE_BEGIN]])
+            is_wanted = np.isin(edges.value, begun) | has_lost & ~np.isin(edges.value, after)
+            parts.append(edges.take((edges.kind == Kind.RANGE_END) & is_wanted))
+            ended = np.concatenate([ended, parts[-1].value])
         return pieces.join_events(parts)
 
     def begin_ns(self, begin: int) -> int | None:

@@ -131,9 +131,12 @@ def sum_up_parts(steps: StepsInParts) -> list[PartTimes]:
     return times
 
 
-_SLOW_BY, _SLOW_NS, _SPREADS = 0.25, 5_000_000, 8
-"""A step is slow if it takes more than the median by a quarter and by 5 ms, for which the system may stop any thread. A
-part made it slow if it takes as much more, and more by 8 times its own usual distance from its median."""
+_SLOW_BY = 0.25
+"""A slow step takes more than the median step by this share of it."""
+_SLOW_NS = 5_000_000
+"""And by this, in nanoseconds: for so long the system may stop any thread."""
+_SPREADS = 8
+"""The part that made a step slow takes as much more, and more by so many times its usual distance from its median."""
 _NEVER_USUAL = ("gc", "compile")
 _NAMED_PARTS = ("optimizer", "compile", "saving")
 """The parts of which a sentence names the longest range."""
