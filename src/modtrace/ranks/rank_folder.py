@@ -319,10 +319,11 @@ def load_pieces(file: RankRecording) -> Iterator[Timeline]:
     if file.snapshot is not None or not file.is_ring:
         yield load_own_time(file)
         return
-    ring, events = RingPieces(_reader(file.path), ring_serials(file.path)), len(ring_serials(file.path))
-    if not ring.cuts and events > SHOWN_EVENTS:
-        raise too_large(file.path, events, "record with a smaller --capacity")
-    yield from ring
+    serials = ring_serials(file.path)
+    pieces = RingPieces(_reader(file.path), serials)
+    if not pieces.cuts and len(serials) > SHOWN_EVENTS:
+        raise too_large(file.path, len(serials), "record with a smaller --capacity")
+    yield from pieces
 
 
 def load_collectives(file: RankRecording) -> Collectives:

@@ -112,6 +112,9 @@ OUTSIDE = ""
 IN_RANGE = "range"
 """The phase of what ran in no module and in a range: loading a batch, the optimizer."""
 
+ModulePhase = tuple[str, str]
+"""A module and its phase, or a range and `IN_RANGE`."""
+
 MODULES_PER_STEP = 3
 """How many modules a finding names."""
 
@@ -386,9 +389,9 @@ def module_excess(
         begins, stops = arrivals.place_before[own_rows], arrivals.place[own_rows]
         layers = list(_layers(rank, spans, ranges, own_time, number_of))
         for begin, end in zip(begins.tolist(), stops.tolist(), strict=True):
-            for layer in layers:
-                since, until = np.clip(layer.start, begin, end), np.clip(layer.end, begin, end)
-                times[row] += np.bincount(layer.key, layer.time.until(until) - layer.time.until(since), outside + 1)
+            for key, inside, time in layers:
+                since, until = np.clip(inside.start, begin, end), np.clip(inside.end, begin, end)
+                times[row] += np.bincount(key, time.until(until) - time.until(since), outside + 1)
         times[row, outside] = max(arrivals.own[own_rows].sum() - times[row, :outside].sum(), 0)
     usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
     more = times[0] - usual
@@ -406,21 +409,13 @@ def module_excess(
     ]
 
 
-class _Layer(NamedTuple):
-    """The modules or ranges that a rank was in, by number, and the own time that counts there."""
-
-    key: Int64Array
-    start: Int64Array
-    end: Int64Array
-    time: OwnTime
-
-
 def _layers(
     rank: int, spans: SpanTable, ranges: RangeTable, own_time: OwnTime, number_of: Int64Array
-) -> Iterator[_Layer]:
-    """Yield the places that a rank was in: each range of `FOR_ITSELF` before all others, whose time is then without it.
+) -> Iterator[tuple[Int64Array, TimeIntervals, OwnTime]]:
+    """Yield the modules and ranges that a rank was in: their numbers, when it was there, and the time that counts.
 
-    `number_of` has the number of each module in each phase; those of ranges follow.
+    Each range of `FOR_ITSELF` comes before all others, whose time is then without it. `number_of` has the number of
+    each module in each phase; those of ranges follow.
     """
     rest, first_range = own_time.of_rank(rank), int(number_of.max(initial=-1)) + 1
     segments = segments_of(take(spans, spans.rank == rank), rest, rank)
@@ -433,10 +428,10 @@ def _layers(
             number = ranges.places.index(text)
             chosen = in_range.place == number
             parts, others = union_of(starts[chosen], ends[chosen]), others & ~chosen
-            yield _Layer(np.full_like(parts.start, first_range + number), parts.start, parts.end, rest)
+            yield np.full_like(parts.start, first_range + number), parts, rest
             rest = rest.without(parts)
     key: Int64Array = np.append(number_of[segments.key], first_range + in_range.place[others])
-    yield _Layer(key, np.append(segments.begin, starts[others]), np.append(segments.end, ends[others]), rest)
+    yield key, TimeIntervals(np.append(segments.begin, starts[others]), np.append(segments.end, ends[others])), rest
 
 
 def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:

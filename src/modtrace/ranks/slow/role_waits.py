@@ -23,6 +23,7 @@ from .late_steps import (
     NO_RANK,
     OUTSIDE,
     RANK_BITS,
+    ModulePhase,
     OwnTime,
     often_late,
     place_text,
@@ -49,9 +50,7 @@ _MOST = 0.8
 """A range is the cause if it has this share of the delay of a process, and a module if it has half of that."""
 
 _Key = TypeVar("_Key")
-_Place = tuple[str, str]
-"""A module and its phase, or a range and `IN_RANGE`."""
-_NOWHERE: _Place = (OUTSIDE, "")
+_NOWHERE: ModulePhase = (OUTSIDE, "")
 
 
 class RoleWait(NamedTuple):
@@ -83,7 +82,7 @@ class RoleTimes(NamedTuple):
     length: Int64Array  # int64[steps], ns
     waited: Mapping[tuple[int, int], Float64Array]  # by who waits and for whom, of another role, ns in each step
     # By process and place, ns in each step without waits: inside of ranges, in modules outside of others, in neither.
-    took: Mapping[tuple[int, _Place], Float64Array]
+    took: Mapping[tuple[int, ModulePhase], Float64Array]
 
 
 class _Waits(NamedTuple):
@@ -247,14 +246,14 @@ def _followed(
     return waited
 
 
-def _place_times(process: _Process, edges: Int64Array) -> dict[_Place, Float64Array]:
+def _place_times(process: _Process, edges: Int64Array) -> dict[ModulePhase, Float64Array]:
     """Return how long a process was in each range, and in each module outside of others, in each step without waits."""
     spans, ranges = process.spans, process.ranges
     waiting = process.waits.time_within(spans.start, spans.start + spans.duration)
     parent = find_parents(spans.track, spans.depth)
     waiting -= np.bincount(parent[parent >= 0], waiting[parent >= 0], len(waiting)).astype(np.int64)
     inside = ranges.end - ranges.start - process.waits.time_within(ranges.start, ranges.end)
-    places: list[_Place] = [(name.fqn, phase) for name in spans.names for phase in PHASES]
+    places: list[ModulePhase] = [(name.fqn, phase) for name in spans.names for phase in PHASES]
     places += [(place.removeprefix("range "), IN_RANGE) for place in ranges.places]
     place = np.append(
         spans.name.astype(np.int64) * len(PHASES) + spans.phase, len(spans.names) * len(PHASES) + ranges.place
@@ -262,7 +261,7 @@ def _place_times(process: _Process, edges: Int64Array) -> dict[_Place, Float64Ar
     step = np.searchsorted(edges, np.append(spans.start + spans.duration, ranges.end)) - 1
     counts = (step >= 0) & (step < len(edges) - 1)
     place_ns = np.append(spans.self_time - waiting, inside)
-    times: dict[_Place, Float64Array] = {}
+    times: dict[ModulePhase, Float64Array] = {}
     for number in np.unique(place[counts]).tolist():
         chosen = counts & (place == number)
         times.setdefault(places[number], np.zeros(len(edges) - 1))
@@ -335,7 +334,9 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     return RoleWait(who, label, share, round(share * usual_step), *place, None)
 
 
-def _times_in(times: RoleTimes, holders: Sequence[int], places: Sequence[_Place]) -> tuple[Float64Array, Float64Array]:
+def _times_in(
+    times: RoleTimes, holders: Sequence[int], places: Sequence[ModulePhase]
+) -> tuple[Float64Array, Float64Array]:
     """Return the time by place, process and step; and the same times without those of few steps, to compare by."""
     none = np.zeros(len(times.length))
     took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
@@ -349,8 +350,8 @@ def _made_again(times: Float64Array) -> Float64Array:
 
 
 def _find_slower(
-    times: RoleTimes, holders: Sequence[int], places: Sequence[_Place], waited: Float64Array
-) -> Iterator[tuple[int, _Place, float | None]]:
+    times: RoleTimes, holders: Sequence[int], places: Sequence[ModulePhase], waited: Float64Array
+) -> Iterator[tuple[int, ModulePhase, float | None]]:
     """Yield which of `holders` take longer than the others again and again, in which of `places`, by what ratio."""
     took, counted = _times_in(times, holders, places)
     more = [counted[:, holder] - _of_others(counted, holder) for holder in range(len(holders))]
@@ -390,7 +391,7 @@ def _deviation(times: Float64Array) -> Float64Array:
     return deviation
 
 
-def _main_place(places: Sequence[_Place], times: Float64Array, more: Float64Array) -> int:
+def _main_place(places: Sequence[ModulePhase], times: Float64Array, more: Float64Array) -> int:
     """Return which place says best what took more: a module, or the shortest range that has most of it."""
     in_range = np.array([phase == IN_RANGE for _, phase in places])
     modules, ranges = np.where(in_range, -np.inf, more), np.where(in_range, more, -np.inf)

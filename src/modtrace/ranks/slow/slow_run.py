@@ -37,7 +37,7 @@ from ...live.places import processes_phrase
 from ...ring.event_text import rank_list
 from ...timeline.contents import process_label
 from ..all_ranks import damage_sentences, peak_sentence
-from .late_steps import NO_RANK, OUTSIDE, StepFinding, often_late, place_text
+from .late_steps import NO_RANK, OUTSIDE, ModulePhase, StepFinding, often_late, place_text
 from .role_waits import RoleWait
 
 _NAMED_RANKS = 3
@@ -77,10 +77,6 @@ table { border-collapse: collapse; margin: 0 0 1.5rem } td, th { padding: .1rem 
   background: linear-gradient(to right, #fff, #fdd49e, #ef6548, #7f0000); border: 1px solid #bbb }
 """
 _COLOURS = np.array([(255, 255, 255), (253, 212, 158), (239, 101, 72), (127, 0, 0)], np.float64)
-
-
-_Place = tuple[str, str]
-"""The fully qualified name of a module and the phase."""
 
 
 class PartOfRun(NamedTuple):
@@ -315,7 +311,7 @@ class SlowRun:
 
     def _late_modules(self) -> list[tuple[LateModule, str]]:
         """Return the modules in which ranks were late, by what that cost, and which ranks."""
-        steps, cost_ns, ranks = Counter[_Place](), Counter[_Place](), dict[_Place, list[int]]()
+        steps, cost_ns, ranks = Counter[ModulePhase](), Counter[ModulePhase](), dict[ModulePhase, list[int]]()
         for late in self.late:
             for module in late.modules:
                 place = module[:2]
@@ -355,7 +351,7 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.3f}"
 
 
-def _step_place(step: StepFinding) -> _Place:
+def _step_place(step: StepFinding) -> ModulePhase:
     """Return the module and the phase in which a rank took longest in a step."""
     fqn, phase = step.modules[0][:2] if step.modules else ("", "")
     return fqn or (place_text(OUTSIDE, "") if step.modules else ""), phase
@@ -414,7 +410,7 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
     slow = often_late(of_steps, compared if compared > 1 else ranks)
     late = []
     for rank, late_steps in steps_of.items():
-        times, cost_ns = Counter[_Place](), Counter[_Place]()
+        times, cost_ns = Counter[ModulePhase](), Counter[ModulePhase]()
         for step in late_steps:
             for worst in step.modules[:1]:
                 times[worst[:2]] += 1
