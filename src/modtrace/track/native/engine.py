@@ -35,9 +35,9 @@ class NativeEngine:
         self.on_end: Callable[[int, str], object] | None = None
         self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)
-        self._ranges = (
-            TorchRanges(self, ring.names, on_error, expect=self.native.expect_range) if options.ranges else None
-        )
+        self._ranges = None
+        if options.ranges:
+            self._ranges = TorchRanges(self, ring.names, on_error, expect=self.native.expect_range)
         self.module_names = ModuleNames(
             ring.names,
             options.model,
@@ -48,11 +48,9 @@ class NativeEngine:
         self.reruns = CheckpointReruns()
         self._collectives = NativeCollectives(self.native, ring.names)
         self._flops = NativeFlops(self.native, ring.names) if options.flops else None
-        self._device_times = (
-            None
-            if options.device is None
-            else NativeDeviceTimes(self.native, self.module_names, ring.names, options.device)
-        )
+        self._device_times = None
+        if options.device is not None:
+            self._device_times = NativeDeviceTimes(self.native, self.module_names, ring.names, options.device)
 
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
@@ -81,15 +79,11 @@ class NativeEngine:
             self._start_memory(ring.names)
         for patch in _patches(self.native):
             patch.install(self)
-        self._collectives.start()
-        if self._ranges is not None:
-            self._ranges.start()
         if self.on_end is not None:
             self.native.tell_ends(self.on_end)
-        if self._device_times is not None:
-            self._device_times.start()
-        if self._flops is not None:
-            self._flops.start()
+        for part in (self._collectives, self._ranges, self._device_times, self._flops):
+            if part is not None:
+                part.start()
 
     def _start_memory(self, names: NameTable) -> None:
         if not self.native.start_memory(*map(names.text, (ALLOCATED, CUDA_ALLOCATED, REFUSED))):
@@ -123,13 +117,11 @@ class NativeEngine:
 
     def _restore(self) -> None:
         """Restore what of torch was wrapped, and switch off what stays wrapped."""
-        if self._ranges is not None:
-            self._ranges.stop()
-        if self._flops is not None:
-            self._flops.stop()
+        for part in (self._ranges, self._flops, self._collectives):
+            if part is not None:
+                part.stop()
         for patch in _patches(self.native):
             patch.uninstall()
-        self._collectives.stop()
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""

@@ -198,12 +198,9 @@ class PythonEngine(SegmentHooks[ThreadState]):
         self._active = self._graph_tasks.active = True
         _PATCH.install(self)
         PASS_PATCH.install(self)
-        self.operators.start()
-        self._collectives.start()
-        if self._ranges is not None:
-            self._ranges.start()
-        if self._collections is not None:
-            self._collections.start()
+        for part in (self.operators, self._collectives, self._ranges, self._collections):
+            if part is not None:
+                part.start()
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped; hooks that live graphs still hold become no-ops."""
@@ -211,10 +208,9 @@ class PythonEngine(SegmentHooks[ThreadState]):
         self._active = self._graph_tasks.active = False
         _PATCH.uninstall()
         PASS_PATCH.uninstall()
-        self.operators.stop()
-        self._collectives.stop()
-        if self._ranges is not None:
-            self._ranges.stop()
+        for part in (self.operators, self._collectives, self._ranges):
+            if part is not None:
+                part.stop()
 
     def finish_notes(self) -> None:
         """Write the garbage collections that have ended, on threads that have a number, before the ring is read."""
