@@ -1,13 +1,13 @@
-"""Picks what attribution needs of a profiler trace from the table of its events: slices of each kind, as columns.
+"""The slices of a profiler trace that attribution needs: columns for each kind, taken from the table of its events.
 
-Categories and names say what an event is; those of old versions of torch.profiler are among them.
+The category and the name of an event say its kind; those of old versions of torch.profiler are known too.
 Times are integer nanoseconds from the trace's own base. They are read as doubles, as every reader of JSON does: in a
 trace of before torch 2.4, which counts from 1970, they come in steps of 250 ns.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -19,11 +19,11 @@ from ..formats.chrome_values import TrackKey
 from ..formats.event_table import ENDS, NO_NUMBER, NONE, SLICE, EventTable
 from ..formats.limits import restored_name
 from ..ring.slot_format import SYNC_PREFIX
-from ..timeline import PHASES, Name
+from ..timeline import PHASES
 
 
 class ApiCall(IntEnum):
-    """What a call of the GPU's runtime or driver does."""
+    """The kinds of calls of the GPU's runtime or driver."""
 
     OTHER, KERNEL, MEMCPY, MEMSET, GRAPH, CAPTURE_BEGIN, CAPTURE_END = range(7)
 
@@ -31,23 +31,23 @@ class ApiCall(IntEnum):
 class EventColumns:
     """Slices of one kind; int64 columns of equal length.
 
-    A kind has some of those after `duration`; -1 is what a slice does not say.
+    A kind has some of the columns after `duration`; -1 where a slice has no value.
     """
 
     track: Int64Array  # index into `ProfilerEvents.tracks`
     start: Int64Array  # ns from the base
     duration: Int64Array  # ns
-    # Index into `names`; of a collective into `ProfilerEvents.collective_names`; of GPU work the same: the collective
-    # that its name tells, and -1 if it computes, as far as its name tells.
+    # Index into `names`; of a collective, and of GPU work that communicates, into `ProfilerEvents.collective_names`.
+    # -1 for GPU work whose name is no collective's.
     name: Int64Array
-    sequence: Int64Array  # the sequence number of an operation; of a node that of what made it
-    forward_thread: Int64Array  # of a node: the autograd id of the thread of what made it
+    sequence: Int64Array  # the sequence number of an operation, or of the operation that made a node
+    forward_thread: Int64Array  # of a node: the autograd id of the thread of that operation
     api: Int64Array  # an `ApiCall`
     correlation: Int64Array  # the id that a launch and what it launched have in common
-    external: Int64Array  # the `External id` that both have too
+    external: Int64Array  # the `External id`, which both have too
     work: Int64Array  # of GPU work: 0 of a kernel, 1 of a memcpy, 2 of a memset
-    graph: Int64Array  # the id of the graph of which it is a node
-    node: Int64Array  # the id of this node
+    graph: Int64Array  # of GPU work in a graph: the graph's id
+    node: Int64Array  # of GPU work in a graph: the id of its node
     phase: Int64Array  # of a module's call: index into `PHASES`
     call: Int64Array  # which call of the module
     step: Int64Array  # which step it was in; the number of a `ProfilerStep#`
@@ -82,7 +82,7 @@ class EventColumns:
 
 @dataclass(frozen=True)
 class ProfilerEvents:
-    """What is known of the profiler's events."""
+    """The slices, arrows and tracks of a profiler's trace."""
 
     tracks: list[TrackKey]  # pid and tid of each track that has slices
     thread_names: dict[TrackKey, str]  # names by pid and tid
@@ -120,17 +120,17 @@ class ProfilerEvents:
 
     def of_process(self, pid: int | str) -> "ProfilerEvents":
         """Return these without what threads of other processes did; what devices did stays."""
-        is_own = np.array([of == pid for of, _ in self.tracks], np.bool_)
-        own: dict[str, Any] = {
-            name: rows.take(is_own[rows.track])
+        is_chosen = np.array([track_pid == pid for track_pid, _ in self.tracks], np.bool_)
+        tables: dict[str, Any] = {
+            name: rows.take(is_chosen[rows.track])
             for name, rows in vars(self).items()
             if isinstance(rows, EventColumns) and name != "work"
         }
-        return replace(self, **own)
+        return replace(self, **tables)
 
     def with_threads_of(self, pid: int | str) -> "ProfilerEvents":
         """Return these with the threads of one process."""
-        tids = [tid if of == pid and isinstance(tid, int) else -1 for of, tid in self.tracks]
+        tids = [tid if track_pid == pid and isinstance(tid, int) else -1 for track_pid, tid in self.tracks]
         return replace(self, threads=np.array(tids or [-1], np.int64))
 
     @property
@@ -146,9 +146,9 @@ GRAPH_CALL = "## Call CompiledFxGraph "
 C10D, PARAM_COMMS = "c10d::", "record_param_comms"
 
 KERNEL, MEMCPY, MEMSET, CPU_OP, ANNOTATION, PYTHON, RUNTIME, WINDOW, OTHER = range(9)
-"""What slices are by their categories; the first three are work of a GPU."""
+"""Kinds of slices by their categories; the first three are work of a GPU."""
 _NODE, _SYNC, _STEP, _COLLECTIVE, _COLLECTIVE_OP, _CPU_COLLECTIVE, _MODULE, _CALL = range(OTHER + 1, OTHER + 9)
-"""What slices of the CPU are by their names too."""
+"""Kinds of slices of the CPU that their names tell."""
 
 _SLICE_KINDS: dict[object, int] = {
     "kernel": KERNEL,
@@ -185,7 +185,7 @@ _COLLECTIVES = (
     *("barrier", "scatter", "gather", "reduce", "send", "recv"),
 )
 UNNAMED_COLLECTIVE = "collective"
-"""What a collective is called of which nothing tells more."""
+"""The name of a collective whose kind is not known."""
 _LATEST = 1 << 62
 
 
@@ -212,7 +212,7 @@ class EventCollector(EventTable):
     def __init__(self, *, all_arrows: bool = False) -> None:
         super().__init__()
         self.wanted_arrows = None if all_arrows else (_AUTOGRAD_ARROWS,)
-        self._no_numbers = 0
+        self._unusable = 0
 
     def wanted_args(self, category: object, name: str) -> Sequence[str]:
         """Return which args say more of an event of a category and name; an E has none."""
@@ -220,18 +220,75 @@ class EventCollector(EventTable):
 
     def events(self) -> ProfilerEvents:
         """Return the columns of each kind of slices, once all events were added."""
-        sequence, of_forward, correlation, *others, call, step = map(self.arg, _NUMBERS)
-        external, graph, node = (np.maximum(column, NONE) for column in others)
-        operator, fqn, module_class = map(self.arg, _TEXTS)
-        of_kind = np.array([_kind(str(name), category) for category, name in self.kinds] or [NONE], np.int64)
-        kind = np.where(self.phase == SLICE, of_kind[self.kind], NONE)
-        kind[(kind == _CALL) & (fqn == NONE)] = OTHER
+        kind = self._kinds_of_slices()
+        args = {name: self.arg(name) for name in (*_NUMBERS, *_TEXTS)}
+        of_processes = self._tables_of_processes(kind, args)
+        calls_graph = self._by_kind(lambda _, name: name.startswith(GRAPH_CALL)) == 1
+        is_op, is_graph_call = kind == CPU_OP, calls_graph & ((kind == CPU_OP) | (kind == ANNOTATION))
+        graph_calls = self._named(is_graph_call, lambda name: name[len(GRAPH_CALL) :].removesuffix(" ##"))
+        windows = self._rows(kind == WINDOW)
+        covered = np.flatnonzero((kind != NONE) & (kind != WINDOW))
+        begins = self.start_ns(covered)
+        api_calls = self._rows(kind == RUNTIME, api=self._by(api_call))
+        return ProfilerEvents(
+            **of_processes,
+            **self._device_work(kind, args),
+            captures=api_calls.take(api_calls.api >= ApiCall.CAPTURE_BEGIN),
+            graph_calls=graph_calls,
+            graph_ops=self._named(is_op & ~is_graph_call & bool(len(graph_calls))),
+            steps=self._rows(kind == _STEP, step=self._by(lambda name: int(name[len(STEP) :]))),
+            tracks=list(self.tracks.known),
+            thread_names=self.thread_names,
+            process_names=self.process_names,
+            sort_indexes=self.sort_indexes,
+            syncs=self._sync_times(kind == _SYNC),
+            flows=self._arrows(),
+            first=int(begins.min(initial=_LATEST)),
+            last=int((begins + self.duration_ns(covered)).max(initial=0)),
+            window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
+            cpu_pids=self._cpu_pids(of_processes.values()),
+            tids=frozenset(self.tids | {tid for _, tid in self.tracks.known if isinstance(tid, int)}),
+            malformed=self.malformed + self._unusable,
+            total=len(self),
+        )
+
+    def _kinds_of_slices(self) -> Int64Array:
+        """Return the kind of each event that is a slice and ran, else -1."""
+        kind = np.where(self.phase == SLICE, self._by_kind(lambda category, name: _kind(name, category)), NONE)
+        kind[(kind == _CALL) & (self.arg("fqn") == NONE)] = OTHER
         is_early = (kind != NONE) & (kind != _CALL) & (self.start <= 0)  # the profiler has events at 0 that never ran
+        self._unusable += int(np.count_nonzero(is_early))
         kind[is_early] = NONE
-        is_op, is_api, is_work = kind == CPU_OP, kind == RUNTIME, (kind >= KERNEL) & (kind <= MEMSET)
-        is_region, is_launch = kind == ANNOTATION, (kind == _COLLECTIVE) | (kind == _COLLECTIVE_OP)
-        has_sequence = sequence != NONE
-        collectives = Numbering[str]()
+        return kind
+
+    def _tables_of_processes(self, kind: Int64Array, args: Mapping[str, Int64Array]) -> dict[str, Any]:
+        """Return the fields of `ProfilerEvents` for slices that only a process has, and no device."""
+        sequence, forward_thread, correlation = (args[name] for name in _NUMBERS[:3])
+        has_sequence, is_op = sequence != NONE, kind == CPU_OP
+        made_nodes = is_op & has_sequence & np.isin(forward_thread, (NONE, 0))
+        is_launch = (kind == RUNTIME) & (correlation != NONE)
+        ids = {"correlation": correlation, "external": np.maximum(args["External id"], NONE)}
+        phase = self._by_kind(lambda category, _: PHASES.index(category) if category in PHASES else NONE)
+        return {
+            "ops": self._rows(made_nodes, sequence=sequence),
+            "plain_ops": self._rows(is_op & ~has_sequence | (kind == _COLLECTIVE_OP)),
+            "nodes": self._rows(kind == _NODE, sequence=sequence, forward_thread=forward_thread),
+            "launches": self._rows(is_launch, api=self._by(api_call), **ids),
+            "modules": self._named(kind == _MODULE, lambda name: name[len(MODULE) :]),
+            "calls": self._named(
+                kind == _CALL,
+                lambda *texts: restored_name([text or "" for text in texts]),
+                *(args["fqn"], args["module_class"]),
+                phase=phase,
+                call=args["call"],
+                step=args["step"],
+            ),
+            "regions": self._named((kind == ANNOTATION) & ~has_sequence),
+        }
+
+    def _device_work(self, kind: Int64Array, args: Mapping[str, Int64Array]) -> dict[str, Any]:
+        """Return the fields of `ProfilerEvents` for the work of devices, and for collectives."""
+        operator, collectives = args["Collective name"], Numbering[str]()
 
         def collective_of_work(name: str, operator: str | None) -> int:
             collective = collective_of_kernel(name)
@@ -243,62 +300,25 @@ class EventCollector(EventTable):
             annotated = collective_of_annotation(name)
             return collectives[annotated[0] if annotated else collective_of_operator(name, operator) or ""]
 
-        def call_name(name: str, fqn: str | None, module_class: str | None) -> Name:
-            return restored_name((name, fqn or "", module_class or ""))
+        is_work, is_launch = (kind >= KERNEL) & (kind <= MEMSET), (kind == _COLLECTIVE) | (kind == _COLLECTIVE_OP)
+        collective, is_of_c10d = self._by(collective_of_slice, operator), self._by(lambda name: name.startswith(C10D))
+        graph, node = args["graph id"], args["graph node id"]
+        ids = {
+            "correlation": np.maximum(args["correlation"], NONE),
+            "external": np.maximum(args["External id"], NONE),
+            "graph": np.where(graph > 0, graph, NONE),  # 0 is no graph, and no node
+            "node": np.where(node > 0, node, NONE),
+        }
+        return {
+            "work": self._rows(is_work, work=kind, **ids, name=self._by(collective_of_work, operator)),
+            "collectives": self._rows(is_launch, name=collective, is_operator=is_of_c10d),
+            "cpu_collectives": self._rows(kind == _CPU_COLLECTIVE, name=collective),
+            "collective_names": list(collectives),
+        }
 
-        api, collective = self._by(api_call), self._by(collective_of_slice, operator)
-        is_of_c10d = self._by(lambda name: name.startswith(C10D))
-        is_plain = is_op & ~has_sequence | (kind == _COLLECTIVE_OP)
-        phases = [PHASES.index(category) if category in PHASES else NONE for category, _ in self.kinds]
-        phase = np.array(phases or [NONE], np.int64)[self.kind]
-        said = {"phase": phase, "call": call, "step": step}
-        tables: dict[str, Any] = {
-            "ops": self._rows(is_op & has_sequence & np.isin(of_forward, (NONE, 0)), sequence=sequence),
-            "plain_ops": self._rows(is_plain),
-            "nodes": self._rows(kind == _NODE, sequence=sequence, forward_thread=of_forward),
-            "launches": self._rows(is_api & (correlation != NONE), api=api, correlation=correlation, external=external),
-            "modules": self._named(kind == _MODULE, lambda name: name[len(MODULE) :]),
-            "calls": self._named(kind == _CALL, call_name, fqn, module_class, **said),
-            "regions": self._named(is_region & ~has_sequence),
-        }
-        is_graph_call = np.array([str(name).startswith(GRAPH_CALL) for _, name in self.kinds] or [False])[self.kind]
-        is_graph_call &= is_op | is_region
-        graph_calls = self._named(is_graph_call, lambda name: name[len(GRAPH_CALL) :].removesuffix(" ##"))
-        windows = self._rows(kind == WINDOW)
-        covered = np.flatnonzero((kind != NONE) & (kind != WINDOW))
-        begins = self.start_ns(covered)
-        api_calls = self._rows(is_api, api=api)
-        work = {
-            "work": kind,
-            "correlation": np.maximum(correlation, NONE),
-            "external": external,
-            "graph": np.where(graph, graph, NONE),
-            "node": np.where(node, node, NONE),
-        }
-        return ProfilerEvents(
-            **tables,
-            captures=api_calls.take(api_calls.api >= ApiCall.CAPTURE_BEGIN),
-            work=self._rows(is_work, **work, name=self._by(collective_of_work, operator)),
-            collectives=self._rows(is_launch, name=collective, is_operator=is_of_c10d),
-            cpu_collectives=self._rows(kind == _CPU_COLLECTIVE, name=collective),
-            graph_calls=graph_calls,
-            graph_ops=self._named(is_op & ~is_graph_call & bool(len(graph_calls))),
-            steps=self._rows(kind == _STEP, step=self._by(lambda name: int(name[len(STEP) :]))),
-            tracks=list(self.tracks.known),
-            thread_names=self.thread_names,
-            process_names=self.process_names,
-            sort_indexes=self.sort_indexes,
-            collective_names=list(collectives),
-            syncs=self._sync_times(kind == _SYNC),
-            flows=self._arrows(),
-            first=int(begins.min(initial=_LATEST)),
-            last=int((begins + self.duration_ns(covered)).max(initial=0)),
-            window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
-            cpu_pids=self._cpu_pids(tables.values()),
-            tids=frozenset(self.tids | {tid for _, tid in self.tracks.known if isinstance(tid, int)}),
-            malformed=self.malformed + int(np.count_nonzero(is_early)) + self._no_numbers,
-            total=len(self),
-        )
+    def _by_kind(self, describe: Callable[[Any, str], int]) -> Int64Array:
+        """Return a number for each event, which `describe` makes of its category and name."""
+        return np.array([describe(category, str(name)) for category, name in self.kinds] or [0], np.int64)[self.kind]
 
     def _by(self, describe: Callable[..., int], *texts: Int64Array) -> Callable[[Int64Array], Int64Array]:
         """Return what returns a value for some rows; `describe` makes one of each different name and texts."""
@@ -308,14 +328,12 @@ class EventCollector(EventTable):
             key = self.kind[rows].astype(np.int64)
             for numbers in texts:
                 key = key * len(text_of) + numbers[rows] + 1
-            known, place = number_values(key)
-            first = np.empty(len(known), np.int64)
-            first[place] = rows
-            columns = [[text_of[number] for number in numbers[first].tolist()] for numbers in texts]
-            described = [
-                describe(str(names[kind]), *own) for kind, *own in zip(self.kind[first].tolist(), *columns, strict=True)
-            ]
-            return np.array(described, np.int64)[place]
+            keys, place = number_values(key)
+            example = np.empty(len(keys), np.int64)  # a row of each key
+            example[place] = rows
+            columns = [[text_of[number] for number in numbers[example].tolist()] for numbers in texts]
+            kinds = [str(names[kind]) for kind in self.kind[example].tolist()]
+            return np.array([describe(*row) for row in zip(kinds, *columns, strict=True)], np.int64)[place]
 
         return values
 
@@ -326,7 +344,7 @@ class EventCollector(EventTable):
             name: column(rows) if callable(column) else column[rows] for name, column in columns.items()
         }
         if more and (is_odd := np.any(np.array([*more.values()]) == NO_NUMBER, axis=0)).any():
-            self._no_numbers += int(np.count_nonzero(is_odd))
+            self._unusable += int(np.count_nonzero(is_odd))
             rows, more = rows[~is_odd], {name: column[~is_odd] for name, column in more.items()}
         return EventColumns(self.track[rows].astype(np.int64), self.start_ns(rows), self.duration_ns(rows), **more)
 
@@ -335,7 +353,7 @@ class EventCollector(EventTable):
     ) -> EventColumns:
         """Return the chosen slices with their `names`, which a function makes as `_by` calls it."""
         numbers = Numbering[Any]()
-        rows = self._rows(chosen, name=self._by(lambda *said: numbers[name(*said)], *texts), **columns)
+        rows = self._rows(chosen, name=self._by(lambda *row: numbers[name(*row)], *texts), **columns)
         rows.names = [*numbers]
         return rows
 
@@ -359,17 +377,15 @@ class EventCollector(EventTable):
         """Return the forward-backward arrows that have both ends."""
         flows = self.flows
         rows = flows.row
-        of_autograd = np.array([category == _AUTOGRAD_ARROWS for category, _ in self.kinds] or [False])[self.kind[rows]]
+        of_autograd = self._by_kind(lambda category, _: category == _AUTOGRAD_ARROWS)[rows] == 1
         chosen = of_autograd & np.isin(self.phase[rows], (ord("s"), ord("f")))
         pids = [pid for pid, _ in self.tracks.known]
         begins, ends = dict[Any, int](), dict[Any, int]()
         columns = (column[chosen].tolist() for column in (rows, flows.flow, flows.ways, self.track[rows]))
         for row, flow, ways, track in zip(*columns, strict=True):
             (ends if ways & ENDS else begins)[pids[track], flow] = row
-        both = np.array([(row, begins[arrow]) for arrow, row in ends.items() if arrow in begins], np.int64).reshape(
-            -1, 2
-        )
-        end, begin = both.T
+        pairs = [(row, begins[arrow]) for arrow, row in ends.items() if arrow in begins]
+        end, begin = np.array(pairs, np.int64).reshape(-1, 2).T
         begin_track, nothing = self.track[begin].astype(np.int64), np.zeros(len(end), np.int64)
         return EventColumns(self.track[end].astype(np.int64), self.start_ns(end), nothing, begin_track=begin_track)
 
