@@ -12,13 +12,13 @@ known.
 import contextlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._arrays import Int64Array, Numbering, split_by
+from .._arrays import Int32Array, Int64Array, Numbering, split_by
 from ..timeline import PHASES, Name, Slices, Timeline
 from ..timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY, compiled_graphs, why_unknown
 from ..timeline.join import with_modules
@@ -31,7 +31,7 @@ from .recorded_part import innermost_spans
 FUSED = "fused"
 """The class of a kernel that is fused of several modules."""
 TIMES = "kernel_times"
-"""In what is known of a graph: by module, what its kernels took in each phase, and how much of it was divided."""
+"""A key of a graph's record: by module, the ns that its kernels took in each phase, and how many ns were divided."""
 _NAME = re.compile(r"(?:extern_kernels\.(?:bias_)?|torch\.ops\.\w+\.|aten\.|graph_\d+_)?([^.]+)(?:\.\w+)?")
 _TEMPLATE = re.compile(r"(?:\w+_)?kernel")
 _MAX_LABEL = 60
@@ -47,7 +47,7 @@ class _Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class _Graph:
-    """What is known of a compiled graph: its record in the metadata, the classes of its modules, and its kernels."""
+    """A compiled graph: its record in the metadata, the classes of its modules, and its kernels."""
 
     record: dict[str, Any]
     classes: Mapping[str, str]
@@ -63,7 +63,7 @@ class KernelCall(NamedTuple):
 
 
 def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Timeline, list[KernelCall], list[str]]:
-    """Return the timeline with spans of the modules inside compiled regions, their kernels, and what is not known.
+    """Return the timeline with spans of the modules inside compiled regions, the kernels that ran, and notes.
 
     Args:
         timeline: the recording, in the trace's time.
@@ -74,20 +74,17 @@ def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Tim
         # An older torch does not name the calls of graphs in a profile either.
         reasons = _why_unknown(timeline.metadata)
         return timeline, [], [f"kernels in {fqn} have no modules: {why}" for fqn, why in reasons.items()]
-    graphs, columns = _known_graphs(timeline.metadata), timeline.columns
+    columns, names = timeline.columns, Numbering[Name]()
+    name_numbers = np.array([names[name] for name in timeline.names] or [0], np.int32)
     region = innermost_spans(timeline).on_threads(events.threads[calls.track], calls.start)
-    names = Numbering[Name]()
-    own_names = np.array([names[name] for name in timeline.names] or [0], np.int32)
-    rows: list[tuple[int, ...]] = []
-    found: list[KernelCall] = []
-    unknown = Counter[str]()
-    unseen = Counter[int]()
-    inner_of = _top_level(calls, ops)
+    fqns = [timeline.names[columns.name[outer]].fqn if outer >= 0 else "" for outer in region.tolist()]
+    graphs, rows_of_call = _known_graphs(timeline.metadata), _top_level(calls, ops)
+    spans: list[tuple[int, ...]] = []
+    kernel_calls: list[KernelCall] = []
+    unknown, unseen = Counter[str](), Counter[int]()
     for number in np.argsort(calls.start, kind="stable").tolist():
-        outer = int(region[number])
-        fqn = timeline.names[columns.name[outer]].fqn if outer >= 0 else ""
-        inner = inner_of[number]
-        called = [_plain(ops.names[name]) for name in ops.name[inner].tolist()]
+        outer, fqn, rows = int(region[number]), fqns[number], rows_of_call[number]
+        called = [_plain(ops.names[name]) for name in ops.name[rows].tolist()]
         # Without a cache all graphs of a region have one key: the one counts whose kernels are called.
         candidates = graphs.get((fqn, calls.names[calls.name[number]]), ())
         matched = [(graph, _match(graph.kernels, called)) for graph in candidates]
@@ -95,61 +92,73 @@ def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Tim
             unknown[fqn] += 1
             continue
         graph, places = max(matched, key=_share_called)
-        unseen[outer] += len(graph.kernels) - sum(place >= 0 for place in places)
-        found += [
-            KernelCall(graph, graph.kernels[place], row) for place, row in zip(places, inner, strict=True) if place >= 0
-        ]
-        intervals = _intervals(graph, fqn, places, inner, ops, names)
+        in_graph = [(place, row) for place, row in zip(places, rows, strict=True) if place >= 0]
+        unseen[outer] += len(graph.kernels) - len(in_graph)
+        kernel_calls += [KernelCall(graph, graph.kernels[place], row) for place, row in in_graph]
+        intervals = _intervals(graph, fqn, places, rows, ops, names)
         depth, low, high = int(columns.depth[outer]) + 1, int(columns.start[outer]), int(columns.end[outer])
-        rows += [
+        spans += [
             (max(s.start, low), min(s.end, high), *s.key, depth + s.depth, outer)  # type: ignore[misc]
             for s in spans_from_intervals(intervals)
             if max(s.start, low) < min(s.end, high)
         ]
+    without = [outer for outer, count in unseen.items() if count]
+    notes = _notes(timeline, len(calls), unknown, unseen)
+    if without:
+        columns = _with_reason(columns, without, WITH_REMEDY[NOT_IN_PROFILE])
+        timeline = with_modules(timeline, columns)
+    if spans:
+        timeline = _with_spans(timeline, spans, name_numbers, names)
+    return timeline, kernel_calls, notes
+
+
+def _notes(timeline: Timeline, call_count: int, unknown: Counter[str], unseen: Counter[int]) -> list[str]:
+    """Say of how many calls the graph is unknown, by region, and how many kernels the profile lacks, by span."""
     notes = []
     if unknown:
         why = ", ".join(f"{fqn} is {why}" for fqn, why in _why_unknown(timeline.metadata).items() if fqn in unknown)
         notes.append(
-            f"{unknown.total()} of {len(calls)} calls of compiled graphs have no modules: "
+            f"{unknown.total()} of {call_count} calls of compiled graphs have no modules: "
             f"{why or 'their kernels are not known'}"
         )
-    if without := [outer for outer, count in unseen.items() if count]:
-        fqns = dict.fromkeys(timeline.names[name].fqn for name in columns.name[without].tolist())
+    if unseen.total():
+        name = timeline.columns.name
+        fqns = dict.fromkeys(timeline.names[name[outer]].fqn for outer, count in unseen.items() if count)
         notes.append(
             f"{unseen.total()} kernels of compiled regions are not in the profile (in {shortened([*fqns])}), so no "
             "module has their time; those in C++ are with torch._inductor.config.cpp.enable_kernel_profile = True"
         )
-        columns = _with_reason(columns, without, WITH_REMEDY[NOT_IN_PROFILE])
-        timeline = with_modules(timeline, columns)
-    if not rows:
-        return timeline, found, notes
-    start, end, name, phase, depth, outer = np.array(rows, np.int64).T
-    made = Slices.of(
-        start=start,
-        end=end,
-        name=name,
-        phase=phase,
-        depth=depth,
-        track=columns.track[outer],
-        call=columns.call[outer],
-        step=columns.step[outer],
-    )
-    known = replace(columns, name=own_names[columns.name])
-    joined = in_start_order(join_columns([known, made]))
+    return notes
+
+
+def _with_spans(
+    timeline: Timeline, spans: Sequence[tuple[int, ...]], name_numbers: Int32Array, names: Iterable[Name]
+) -> Timeline:
+    """Return the timeline with spans inside its own: start, end, name, phase, depth, and the span around.
+
+    Their names are numbers of `names`, which has each name of the timeline at its place in `name_numbers`.
+    """
+    start, end, name, phase, depth, outer = np.array(spans, np.int64).T
+    columns = timeline.columns
+    track, call, step = columns.track[outer], columns.call[outer], columns.step[outer]
+    added = Slices.of(start=start, end=end, name=name, phase=phase, depth=depth, track=track, call=call, step=step)
+    renamed = replace(columns, name=name_numbers[columns.name])
+    joined = in_start_order(join_columns([renamed, added]))
     joined = replace(joined, parent=find_parents(joined.track, joined.depth))
-    return with_modules(replace(timeline, names=[*names]), joined), found, notes
+    return with_modules(replace(timeline, names=[*names]), joined)
 
 
 def _why_unknown(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return why kernels have no modules, by region; regions of which that is not known are left out."""
+    """Return why kernels have no modules, by region; without the regions whose reason is not known."""
     reasons = {fqn: why_unknown(graphs) for fqn, graphs in metadata.get(COMPILED, {}).items()}
     return {fqn: why for fqn, why in reasons.items() if why}
 
 
 def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
-    """Return the spans where these also say why kernels in them have no modules."""
-    known = columns.arg(Arg.COMPILED_UNKNOWN)
-    texts = {row: known.text(value) for row, value in zip(known.rows.tolist(), known.values.tolist(), strict=True)}
+    """Return the spans, with a reason in some rows why kernels in them have no modules."""
+    reasons = columns.arg(Arg.COMPILED_UNKNOWN)
+    values = zip(reasons.rows.tolist(), reasons.values.tolist(), strict=True)
+    texts = {row: reasons.text(value) for row, value in values}
     texts |= {row: "; ".join(filter(None, (texts.get(row), reason))) for row in rows}
     return replace(columns, args={**columns.args, Arg.COMPILED_UNKNOWN: ArgColumn.of_texts([*texts], texts.values())})
 
@@ -157,12 +166,12 @@ def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
 def with_kernel_times(
     timeline: Timeline, calls: Sequence[KernelCall], events: ProfilerEvents, launch: Int64Array
 ) -> Timeline:
-    """Return the timeline with what the kernels of each module took, instead of which kernels there are.
+    """Return the timeline whose metadata have the times of each module's kernels instead of the kernels.
 
-    A kernel that launched work on a device took what that took.
+    A kernel that launched work on a device took the time of that work.
 
     Args:
-        timeline: with what is known of compiled graphs in its metadata.
+        timeline: with compiled graphs in its metadata.
         calls: the kernels that ran.
         events: the trace's.
         launch: for each piece of work on a device the row of its launch, or -1.
@@ -188,7 +197,7 @@ def with_kernel_times(
             counts = of_graph.setdefault(path, [0.0] * (len(PHASES) + 1))
             counts[kernel.phase] += share * duration
             counts[-1] += share * duration if share < 1 - 1e-9 else 0
-    told = {
+    measured = {
         region: [
             {
                 **{key: value for key, value in graph.items() if key != "kernels"},
@@ -199,7 +208,7 @@ def with_kernel_times(
         ]
         for region, graphs in timeline.metadata[COMPILED].items()
     }
-    return replace(timeline, metadata={**timeline.metadata, COMPILED: told})
+    return replace(timeline, metadata={**timeline.metadata, COMPILED: measured})
 
 
 def _rounded(times: Mapping[str, list[float]] | None) -> dict[str, Any]:
@@ -207,35 +216,35 @@ def _rounded(times: Mapping[str, list[float]] | None) -> dict[str, Any]:
 
 
 def _fused_times(fused: Mapping[tuple[str, int], Mapping[str, float]] | None) -> dict[str, Any]:
-    rows = [[*name, [[path, round(time)] for path, time in own.items()]] for name, own in (fused or {}).items()]
+    rows = [[*name, [[path, round(time)] for path, time in times.items()]] for name, times in (fused or {}).items()]
     return {FUSED_TIMES: rows} if rows else {}
 
 
 def _durations(events: ProfilerEvents, ops: EventColumns, launch: Int64Array) -> Int64Array:
-    """Return what kernels took: on their thread, or if any launched work on a device, what this took."""
+    """Return the ns of each kernel on its thread; if any launched work on a device, the ns of that work."""
     launched = np.flatnonzero(launch >= 0)
     of_work = events.launches.take(launch[launched])
     took = np.zeros(len(ops), np.int64)
     order = np.lexsort((ops.start, ops.track))
-    for own in split_by(ops.track[order], order):
-        work = np.flatnonzero(of_work.track == ops.track[own[0]])
-        at = np.searchsorted(ops.start[own], of_work.start[work], side="right") - 1
-        is_in = (at >= 0) & (of_work.start[work] < ops.end[own[np.maximum(at, 0)]])
-        np.add.at(took, own[at[is_in]], events.work.duration[launched[work[is_in]]])
+    for rows in split_by(ops.track[order], order):
+        work = np.flatnonzero(of_work.track == ops.track[rows[0]])
+        row = rows[np.searchsorted(ops.start[rows], of_work.start[work], side="right") - 1]
+        is_inside = (of_work.start[work] >= ops.start[row]) & (of_work.start[work] < ops.end[row])
+        np.add.at(took, row[is_inside], events.work.duration[launched[work[is_inside]]])
     return took if took.any() else ops.duration
 
 
 def _known_graphs(metadata: Mapping[str, Any]) -> dict[tuple[str, str], list[_Graph]]:
-    """Return the graphs whose kernels are known, by their region and the key by which a profile names their calls."""
-    known: dict[tuple[str, str], list[_Graph]] = defaultdict(list)
+    """Return the graphs whose kernels are known, by their region and the key of their calls in a profile."""
+    graphs: dict[tuple[str, str], list[_Graph]] = defaultdict(list)
     for region, record in compiled_graphs(metadata):
         named = [name.rpartition(": ") for name, *_ in record.get("work", ())]
         classes = {path: module_class for path, _, module_class in named if path}
         for made in record.get("kernels", ()):
             with contextlib.suppress(IndexError):  # of a file of anybody's
                 if kernels := [_kernel(name, parts, named) for name, parts in made.get("kernels", ())]:
-                    known[region, made.get("key", "")].append(_Graph(record, classes, kernels))
-    return known
+                    graphs[region, made.get("key", "")].append(_Graph(record, classes, kernels))
+    return graphs
 
 
 def _kernel(name: str, parts: Sequence[Any], named: Sequence[tuple[str, str, str]]) -> _Kernel:
@@ -250,31 +259,31 @@ def _kernel(name: str, parts: Sequence[Any], named: Sequence[tuple[str, str, str
 
 
 def _plain(name: str) -> str:
-    """Return what an operator and a call of it have in common.
+    """Return the part of a name that an operator and a call of it have in common.
 
     Example:
         >>> [*map(_plain, ["aten::mm", "extern_kernels.bias_addmm", "aten.randint.low_out", "graph_0_cpp_1"])]
         ['mm', 'addmm', 'randint', 'cpp_1']
     """
-    own = name.rpartition("::")[2]
-    match = _NAME.match(own)
-    return match[1] if match else own
+    name = name.rpartition("::")[2]
+    match = _NAME.match(name)
+    return match[1] if match else name
 
 
 def _top_level(calls: EventColumns, ops: EventColumns) -> list[list[int]]:
     """Return the operators that each call runs itself, in order."""
     order = np.lexsort((-ops.end, ops.start, ops.track))
-    on_track = {int(ops.track[on[0]]): (on, ops.start[on]) for on in split_by(ops.track[order], order)}
+    by_track = {int(ops.track[rows[0]]): (rows, ops.start[rows]) for rows in split_by(ops.track[order], order)}
     inner: list[list[int]] = []
     for track, start, end in zip(calls.track.tolist(), calls.start.tolist(), calls.end.tolist(), strict=True):
-        on, starts = on_track.get(track, (order[:0], order[:0]))
+        of_track, starts = by_track.get(track, (order[:0], order[:0]))
         first, last = np.searchsorted(starts, (start, end))
-        rows, until = [], start
-        for row in on[first:last].tolist():
+        inner.append([])
+        until = start
+        for row in of_track[first:last].tolist():
             if ops.start[row] >= until and ops.end[row] <= end:
-                rows.append(row)
+                inner[-1].append(row)
                 until = int(ops.end[row])
-        inner.append(rows)
     return inner
 
 
@@ -284,16 +293,16 @@ def _share_called(matched: tuple[_Graph, Sequence[int]]) -> float:
 
 
 def _match(kernels: Sequence[_Kernel], called: Sequence[str]) -> list[int]:
-    """Return which kernel each called operator is, or -1; of a name that is called more or less often, none is."""
+    """Return the place of each called operator among the kernels; -1 if its name is called more or less often."""
     places: dict[str, list[int]] = defaultdict(list)
     for place, kernel in enumerate(kernels):
         places[kernel.name].append(place)
     count = Counter(called)
     # A template, as of a product, is called by its sizes in a profile: `gemm_m64n96k64_kernel`.
-    absent = [place for name, own in places.items() if not count[name] for place in own]
+    absent = [place for name, of_name in places.items() if not count[name] for place in of_name]
     unnamed = sum(bool(_TEMPLATE.fullmatch(name)) for name in called)
     templates = iter(sorted(absent) if len(absent) == unnamed else ())
-    left = {name: iter(own) for name, own in places.items() if count[name] == len(own)}
+    left = {name: iter(of_name) for name, of_name in places.items() if count[name] == len(of_name)}
     return [
         next(left[name] if name in left else templates if _TEMPLATE.fullmatch(name) else iter(()), -1)
         for name in called
@@ -325,7 +334,7 @@ def _intervals(
 
 
 def _path(fqn: str, shares: Mapping[str, float], classes: Mapping[str, str]) -> list[Name]:
-    """Return the names of a kernel's spans: the modules around all of its modules, and itself if these are several."""
+    """Return the names of the spans of a kernel: the modules around all of its modules; `fused` if it has several."""
     chains = [_chain(path, classes) for path in shares]
     common = [around for around, *others in zip(*chains, strict=False) if all(other == around for other in others)]
     path, around = [], ""
@@ -335,7 +344,7 @@ def _path(fqn: str, shares: Mapping[str, float], classes: Mapping[str, str]) -> 
         around = inner
     if len(shares) > 1:
         inside = [path[len(around) + 1 :] if around else path for path in shares]
-        text = " + ".join(own or "itself" for own in inside)
+        text = " + ".join(below or "itself" for below in inside)
         label = text if len(text) <= _MAX_LABEL else f"{inside[0] or 'itself'} + {len(inside) - 1} more"
         path.append(Name(f"{label}: {FUSED}", ".".join(filter(None, (fqn, around, text))), FUSED))
     return path
