@@ -218,6 +218,6 @@ def test_a_trace_that_cannot_be_merged_is_kept(tmp_path: Path, caplog: pytest.Lo
             Path(path).write_text("no trace")
 
     with modtrace.on_trace_ready(tmp_path, worker_name="w", engine="python") as handler, caplog.at_level(logging.ERROR):
-        handler(Broken())
+        handler(Broken())  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["w.0.unmerged.json"]
     assert "could not be merged" in caplog.text

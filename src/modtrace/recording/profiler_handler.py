@@ -4,26 +4,22 @@ import logging
 import os
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from torch.profiler import profile
 
 from .._errors import WriteError
 from .._files import work_folder
 from .._ranks import rank_in
 from ..profiler.merge import merge_timeline
+from . import current, record
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..record_options import RecordOptions
-    from . import Recording
-
-__all__ = ["TraceHandler", "on_trace_ready"]
 
 _log = logging.getLogger("modtrace")
-
-
-class _Profiler(Protocol):
-    def export_chrome_trace(self, path: str) -> object: ...
 
 
 class TraceHandler:
@@ -34,8 +30,6 @@ class TraceHandler:
     """
 
     def __init__(self, folder: str | os.PathLike[str], worker_name: str | None, options: "RecordOptions") -> None:
-        from .. import recording  # imports torch
-
         self._folder = Path(folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -44,16 +38,16 @@ class TraceHandler:
         rank = rank_in(os.environ)
         self._worker = worker_name or (f"pid{os.getpid()}" if rank is None else f"rank{rank}")
         self.paths: list[Path] = []
-        current = recording.current()
-        self._own = current is None
-        self._recording: Recording = recording.record(**options) if current is None else current
-        if self._own:
+        running = current()
+        self._recording = running or record(**options)
+        self._is_ours = running is None
+        if self._is_ours:
             # torch does not say that a profiler has ended for good: the recording ends with the handler. An interrupt
             # can come as soon as it runs.
             self._close = weakref.finalize(self, self._recording.stop)
             self._recording.start()
 
-    def __call__(self, profiler: _Profiler) -> None:
+    def __call__(self, profiler: profile) -> None:
         """Export and merge what the profiler has; a trace that cannot be merged is kept as it is, and logged."""
         name = f"{self._worker}.{len(self.paths)}.json.gz"
         out = self._folder / name
@@ -70,7 +64,7 @@ class TraceHandler:
 
     def close(self) -> None:
         """Stop the recording, unless it ran before the handler was made."""
-        if self._own:
+        if self._is_ours:
             # Again where an interrupt came into it; a finalizer runs once.
             self._recording.stop()
             self._close.detach()
