@@ -159,6 +159,7 @@ def test_modules_with_forward_hooks_or_of_float64_are_noted(engine: EngineName) 
 
     assert notes["hooks"] == {"Sequential.1": 3}
     assert notes["doubles"] == ["Sequential.2"]
+    assert (notes["parameters"], notes["float64_parameters"]) == (4 * 8 + 8 + 8 + 1, 8 + 1)
     assert notes["tables"] == ["Sequential.0"]
     assert notes["untrained"] == []
     assert notes_of(nothing, engine)["hooks"] == {}

@@ -374,6 +374,21 @@ def test_modules_of_float64_among_others() -> None:
     assert found(noted(training(), doubles=["Net.gone"])) == []
 
 
+def test_a_model_that_computes_in_float64_as_a_whole() -> None:
+    def with_parameters(count: int, doubles: int) -> Timeline:
+        return noted(training(), parameters=count, float64_parameters=doubles)
+
+    (finding,) = with_parameters(8, 8).summary().findings
+
+    # The modules take 8 of the 9 ms of a step.
+    assert finding[:5] == ("computes in float64", "Net", None, 4 * MS, 4 / 9)
+    assert finding.evidence == (
+        "all parameters are of float64, in which modules take 8 ms a step: "
+        "float32 takes half or less, if its 7 digits are enough"
+    )
+    assert found(with_parameters(8, 7)) == found(with_parameters(0, 0)) == []
+
+
 @pytest.mark.parametrize("name", ["to", "to (float64)"])
 def test_modules_with_tables_of_float64_if_gradients_are_cast(name: str) -> None:
     def with_tables(casts: int, **more: Any) -> Timeline:

@@ -52,9 +52,10 @@ SHAPE_OF_STEP_NOTES = {
     "hooks": {str: int},
     # By module, what percent of all parameters' values it has, if that is most.
     "largest": {str: int},
-    # How many hooks gradients have, and how many values all parameters.
+    # How many hooks gradients have, how many values all parameters, and those of float64.
     "gradient_hooks": int,
     "parameters": int,
+    "float64_parameters": int,
     # Modules with parameters of float64, with other tensors of it, and in which casts without gradients made nodes.
     "doubles": [str],
     "tables": [str],

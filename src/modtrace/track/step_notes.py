@@ -283,7 +283,7 @@ class StepNotes:
         hooks, doubles, tables, drop, of_gradients = dict[str, int](), list[str](), list[str](), list[str](), 0
         before, self._untrained, trained, is_any_trained = self._untrained, {}, ids_of_parameters(), False
         modules = dict(self._modules.called())
-        sizes, known, values = dict[str, list[int]](), dict[int, int](), dict[str, int]()
+        sizes, known, values, in_float64 = dict[str, list[int]](), dict[int, int](), dict[str, int](), 0
         with unseen_by_modes():
             for fqn, module in modules.items():
                 # Not all that is called like a module has this, as what was scripted.
@@ -312,6 +312,7 @@ class StepNotes:
                         around = modules.get(fqn.rpartition(".")[0], module)
                         sizes.setdefault(place, []).append(_size(module, known) or _size(around, known))
                     values[fqn] = sum(one.numel() for one in own)
+                    in_float64 += sum(one.numel() for one in own if one.dtype == torch.float64)
         kept = dict([*hooks.items()][:_MAX_MODULES])
         # Modules of which most have one size are alike: the others may be what is wrong.
         unlike = [place for place, each in sizes.items() if 2 * max(map(each.count, each)) <= len(each) > 2]
@@ -324,7 +325,7 @@ class StepNotes:
         whole = max(sum(values.values()), 1)
         largest = {fqn: 100 * count // whole for fqn, count in values.items() if 100 * count >= _LARGEST * whole}
         looked = {"hooks": kept, **some, "gradient_hooks": of_gradients, "largest": largest}
-        return looked | {"parameters": sum(values.values())}
+        return looked | {"parameters": sum(values.values()), "float64_parameters": in_float64}
 
     def _look_at_casts(self, modules: Mapping[str, torch.nn.Module]) -> list[str]:
         """Return the modules around those that were called without gradients after nodes were made, outermost first."""

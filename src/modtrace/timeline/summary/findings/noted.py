@@ -50,6 +50,8 @@ _ANEW = 0.4
 _LARGE_UNTRAINED, _OF_PARAMETERS = 0.05, 0.5
 """Share of the median step, and what share of their backward modules take at least for gradients of parameters."""
 DOUBLES = "computes in float64, most others do not"
+_HALF = 0.5
+"""What float32 saves of the time of float64."""
 _LARGE_DOUBLES = 0.05
 """Share of the median step, of modules that compute in float64 where most do not."""
 
@@ -105,6 +107,7 @@ class NotedSteps:
         largest: what percent of all parameters' values one module has, if these are most, by name.
         gradient_hooks: how many hooks gradients have.
         doubles: the modules with parameters of float64.
+        all_double: whether all parameters are of float64.
         tables: those with other tensors of float64.
         casts: how often a backward pass casts a gradient in a step, as of what was multiplied by a table of float64.
         untrained: those whose parameters could get gradients, though no optimizer has these.
@@ -147,6 +150,7 @@ class NotedSteps:
         self.grows = _steady_growth(notes.get("resident", ()))
         self.keeps = _lengthens(notes.get("lengthen", {}))
         self.doubles: Sequence[str] = notes.get("doubles", ())
+        self.all_double = 0 < notes.get("parameters", 0) == notes.get("float64_parameters", 0)
         self.tables: Sequence[str] = notes.get("tables", ())
         self.casts = sum(in_passes[name].calls for name in ("to", f"to{FLOAT64}") if name in in_passes)
         self.untrained: Sequence[str] = notes.get("untrained", ())
@@ -418,8 +422,16 @@ def _untrained(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
 
 
 def _doubles(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
-    """Yield modules with parameters of float64, or, where gradients are cast, with tables of it."""
+    """Yield modules with parameters of float64, or, where gradients are cast, with tables of it; or that all are."""
     index_of = {row.fqn: index for index, row in enumerate(measured.rows)}
+    if notes.all_double:
+        outermost = [row for row in measured.rows if not measured.outer[row.fqn]]
+        all_ns = float(sum(measured.step_ns[index_of[row.fqn]] for row in outermost))
+        if _HALF * all_ns >= measured.brief_ns:
+            evidence = "all parameters are of float64, in which modules take "
+            evidence += f"{short_ms(all_ns)} a step: float32 takes half or less, if its 7 digits are enough"
+            where, show = outermost[int(np.argmax([row.in_steps_ns for row in outermost]))].fqn, "--tree"
+            yield measured.finding("computes in float64", where, evidence=evidence, show=show, ns=_HALF * all_ns)
     tables = notes.tables if notes.casts >= 1 else ()
     for fqns, kind, why in (notes.doubles, "parameters", ""), (tables, "tables", ", and gradients are cast"):
         known = [index_of[fqn] for fqn in fqns if fqn in index_of]
