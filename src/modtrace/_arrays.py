@@ -105,6 +105,15 @@ def stack_parts(*parts: Sequence[AnyArray | int]) -> Int64Array:
     return np.concatenate([np.stack(np.broadcast_arrays(*part)) for part in parts], axis=1).astype(np.int64, copy=False)
 
 
+def sums_at(
+    shape: int | tuple[int, ...], index: AnyIntArray | tuple[AnyIntArray, ...], values: AnyArray | int
+) -> Int64Array:
+    """Return int64[shape], at each index the sum of the values that have it."""
+    sums = np.zeros(shape, np.int64)
+    np.add.at(sums, index, values)
+    return sums
+
+
 def split_by(keys: AnyIntArray, rows: Int64Array | None = None) -> list[Int64Array]:
     """Return the rows of each key, ascending, in their order; without `rows` the places of the keys."""
     order = np.argsort(keys, kind="stable")

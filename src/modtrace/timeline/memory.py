@@ -10,7 +10,7 @@ import numpy as np
 from .._arrays import BoolArray, Int64Array
 from ..ring.slot_format import ALLOCATED, CUDA_ALLOCATED
 from .contents import MEMORY, CounterSeries
-from .nesting import union_of
+from .nesting import union_of, without_inner
 from .slices import BACKWARD, BACKWARD_PASS, MODULE, PHASES, RANGE, Slices
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ def find_holders(timeline: "Timeline") -> Holders | None:
     last = np.minimum(_sample_at(series, columns.end[rows]), moment)
     kept = np.zeros(len(columns), np.int64)
     kept[rows] = series.value[last] - series.value[_sample_at(series, np.maximum(columns.start[rows], begin))]
-    inner = rows[columns.parent[rows] >= 0]
-    itself = kept.copy()
-    np.subtract.at(itself, columns.parent[inner], kept[inner])
+    itself = without_inner(kept, columns.parent)
     _take_from_inner_calls(columns, itself, rows)
     _take_freed_between_calls(series, columns, itself, rows)
     by_fqn: Counter[str] = Counter()

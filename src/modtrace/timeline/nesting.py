@@ -172,13 +172,17 @@ class InnermostLookup:
         return innermost
 
 
+def without_inner(values: Int64Array, parent: Int64Array) -> Int64Array:
+    """Return the value of each span less those of the spans directly inside it; a parent of -1 is none."""
+    left: Int64Array = values.copy()
+    inner = np.flatnonzero(parent >= 0)
+    np.subtract.at(left, parent[inner], values[inner])
+    return left
+
+
 def self_times(columns: Slices) -> Int64Array:
     """Return int64[n]: what each span took outside the spans directly inside it, in ns."""
-    duration = columns.end - columns.start
-    self_ns: Int64Array = duration.copy()
-    has_parent = columns.parent >= 0
-    np.subtract.at(self_ns, columns.parent[has_parent], duration[has_parent])
-    return self_ns
+    return without_inner(columns.end - columns.start, columns.parent)
 
 
 def times_in_phase(columns: Slices) -> Int64Array:

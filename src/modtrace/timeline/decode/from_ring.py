@@ -20,7 +20,7 @@ from ..contents import CounterSeries, Mark, Process, Stats, Track
 from ..join import with_slices
 from ..memory import peaks_of
 from ..metadata import OPTIMIZER_NOTES, SHAPE_OF_STEP_NOTES, fit, fit_metadata
-from ..nesting import clip_and_nest, find_parents
+from ..nesting import clip_and_nest, find_parents, without_inner
 from ..slices import (
     BACKWARD,
     BACKWARD_PASS,
@@ -294,8 +294,7 @@ def _find_nodes(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> A
     enter, leave = ((rows[f"{edge}_position"][calls] - 1) // 2 for edge in ("start", "end"))
     value, nodes = analysis.events.value & SEQUENCE_MASK, np.zeros(len(parent), np.int64)
     nodes[calls] = value[leave] - value[enter] & SEQUENCE_MASK
-    caller, self_nodes = parent[calls], nodes.copy()
-    np.subtract.at(self_nodes, caller[caller >= 0], nodes[calls[caller >= 0]])
+    caller, self_nodes = parent[calls], without_inner(nodes, parent)
     unused = calls[(rows["link"][calls] < 0) & ((caller < 0) | (rows["link"][caller] >= 0)) & (nodes[calls] > 0)]
     many = np.flatnonzero(self_nodes >= MANY_NODES)
     return {

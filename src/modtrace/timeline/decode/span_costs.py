@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import INT64_MAX, BoolArray, Int64Array, begins_run, count_in_run
+from ..._arrays import INT64_MAX, BoolArray, Int64Array, begins_run, count_in_run, sums_at
 from ...ring import Kind, Record
 from ...ring.slot_format import WITH_GRADIENTS_BIT
 from ..nesting import InnermostLookup, clip_and_nest
@@ -159,7 +159,7 @@ class _CallCosts:
         alike, keys = _number_alike(analysis)
 
         in_forward = np.flatnonzero(~in_node & (call >= 0))
-        of_calls = _sums(call[in_forward], costs[:, in_forward], len(intervals))
+        of_calls = np.stack([sums_at(len(intervals), call[in_forward], cost[in_forward]) for cost in costs])
         self._forward = _Costs(of_calls, is_counted | intervals.is_node, intervals.start_position, alike, keys)
 
         nodes = np.flatnonzero(intervals.is_node & (of_interval >= 0))
@@ -168,7 +168,8 @@ class _CallCosts:
         number = np.full(len(intervals), -1, np.int64)
         number[nodes] = pair
         in_backward = np.flatnonzero(in_node & (call >= 0))
-        of_pairs = _sums(number[inner[in_backward]], costs[:, in_backward], len(self._pairs))
+        pair_of_operator = number[inner[in_backward]]
+        of_pairs = np.stack([sums_at(len(self._pairs), pair_of_operator, cost[in_backward]) for cost in costs])
         all_counted = np.ones(len(self._pairs), np.bool_)
         all_counted[pair[~is_counted[nodes]]] = False
         pair_call, graph = alike[original[of_interval[nodes[first]]]], passes.graph[pass_of[nodes[first]]]
@@ -230,14 +231,6 @@ def _lookup(track: Int64Array, start: Int64Array, end: Int64Array) -> InnermostL
     until, parent, _ = clip_and_nest(track, start, end, np.arange(len(track)))
     passes = Slices.of_kind(BACKWARD_PASS, start, end=until, track=track)
     return InnermostLookup(track, replace(passes, parent=parent))
-
-
-def _sums(group: Int64Array, costs: Int64Array, groups: int) -> Int64Array:
-    """Return int64[costs, groups], the sums of the columns of each group."""
-    sums = np.zeros((len(costs), groups), np.int64)
-    for total, cost in zip(sums, costs, strict=True):
-        np.add.at(total, group, cost)
-    return sums
 
 
 def _with_nodes_inside(analysis: RingAnalysis, passes: _Passes) -> tuple[Int64Array, Int64Array]:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._arrays import BoolArray, Int64Array
+from ..._arrays import BoolArray, Int64Array, sums_at
 from ..._tables import MODULE, MS, NAME, NUMBER, Column, Table, counted, fields_of
 from ..nesting import is_outermost, self_times, times_in_phase, union_of
 from ..select import on_gpu
@@ -95,15 +95,13 @@ def _rows(timeline: "Timeline", chosen: BoolArray, by: GroupBy) -> tuple[DeviceM
     group = groups.of_name[columns.name]
     outermost = chosen & is_outermost(columns, group)
     duration = times_in_phase(columns)
-    totals = np.zeros((len(PHASES), count), np.int64)
-    np.add.at(totals, (columns.phase[outermost], group[outermost]), duration[outermost])
-    own_ns = np.zeros(count, np.int64)
-    np.add.at(own_ns, group[chosen], self_times(columns)[chosen])
+    totals = sums_at((len(PHASES), count), (columns.phase[outermost], group[outermost]), duration[outermost])
+    self_ns = sums_at(count, group[chosen], self_times(columns)[chosen])
     calls = np.bincount(group[chosen & (columns.phase == FORWARD)], minlength=count)
     latencies = _latencies(columns, chosen, groups.of_name, count)
     modules = [
         DeviceModule(
-            *(groups.fqns[row], groups.classes[row], int(calls[row]), int(totals[:, row].sum()), int(own_ns[row])),
+            *(groups.fqns[row], groups.classes[row], int(calls[row]), int(totals[:, row].sum()), int(self_ns[row])),
             *(*totals[:, row].tolist(), median(latencies[row])),
         )
         for row in np.unique(group[chosen]).tolist()

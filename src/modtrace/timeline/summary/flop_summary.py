@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._arrays import BoolArray, Int64Array
+from ..._arrays import BoolArray, Int64Array, sums_at
 from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, counted, fields_of
 from ..contents import COUNTED, REPLAY_CLASS
+from ..nesting import without_inner
 from ..slices import BACKWARD, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Arg, Slices
 from .module_rows import ModuleTimes
 from .overview import shortened
@@ -33,9 +34,8 @@ class SpanFlops(NamedTuple):
     def in_steps(self, columns: Slices, step: Int64Array, numbers: Int64Array) -> Int64Array:
         """Return int64[phases, steps], FLOPs in each of the steps."""
         spans = np.flatnonzero(np.isin(step, numbers))
-        flops = np.zeros((len(PHASES), len(numbers)), np.int64)
-        np.add.at(flops, (columns.phase[spans], np.searchsorted(numbers, step[spans])), self.self_flops[spans])
-        return flops
+        place = columns.phase[spans], np.searchsorted(numbers, step[spans])
+        return sums_at((len(PHASES), len(numbers)), place, self.self_flops[spans])
 
 
 class FlopModule(NamedTuple):
@@ -212,15 +212,9 @@ def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
     if Arg.FLOPS not in columns.args and COUNTED not in timeline.metadata:
         return []
     known = columns.arg(Arg.FLOPS).dense(len(columns), 0) != UNKNOWN_FLOPS
-    inner = np.flatnonzero(columns.parent >= 0)
-    inner = inner[columns.phase[inner] == columns.phase[columns.parent[inner]]]
-    per_arg = []
-    for arg in wanted:
-        total = np.maximum(columns.arg(arg).dense(len(columns), 0), 0)
-        self_flops = total.copy()
-        np.subtract.at(self_flops, columns.parent[inner], total[inner])
-        per_arg.append(SpanFlops(total, np.maximum(self_flops, 0), known))
-    return per_arg
+    in_phase = np.where(columns.phase == columns.phase[columns.parent], columns.parent, -1)
+    totals = [np.maximum(columns.arg(arg).dense(len(columns), 0), 0) for arg in wanted]
+    return [SpanFlops(total, np.maximum(without_inner(total, in_phase), 0), known) for total in totals]
 
 
 def step_flops(timeline: Timeline) -> int | None:
@@ -228,8 +222,7 @@ def step_flops(timeline: Timeline) -> int | None:
     span_flops, step = read_flops(timeline, Arg.FLOPS), timeline.columns.step
     if not span_flops:
         return None
-    flops = np.zeros(int(step.max(initial=0)) + 1, np.int64)
-    np.add.at(flops, step, span_flops[0].self_flops)
+    flops = sums_at(int(step.max(initial=0)) + 1, step, span_flops[0].self_flops)
     return median(flops[flops > 0].tolist())
 
 

@@ -22,6 +22,7 @@ from ..._arrays import (
     expand_ranges,
     number_values,
     split_by,
+    sums_at,
 )
 from ...ring.slot_format import GENERATION_MASK
 from ..nesting import union_of
@@ -172,14 +173,14 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
     order = np.argsort(low, kind="stable")
     step = order[np.searchsorted(low[order], start, side="right") - 1]
     in_step = (low[step] <= start) & (start < high[step])
-    table, after = np.zeros((2, len(bounds.number), len(parts)), np.int64)
-    np.add.at(table.reshape(-1), (step * len(parts) + part)[in_step], ns[in_step])
+    shape = len(bounds.number), len(parts)
+    table = sums_at(shape, (step[in_step], part[in_step]), ns[in_step])
     # What comes first on a thread follows nothing.
     follows = part > 0  # `other` is 0
     follows[line.first_of_threads(start)] = True
     named = np.maximum.accumulate(np.where(follows, np.arange(len(part)), 0))
     unnamed = np.flatnonzero(in_step & (part == 0))
-    np.add.at(after.reshape(-1), step[unnamed] * len(parts) + part[named[unnamed]], ns[unnamed])
+    after = sums_at(shape, (step[unnamed], part[named[unnamed]]), ns[unnamed])
     return table, after, line.tids[thread]
 
 
@@ -223,9 +224,9 @@ def _busiest(
     step, row = expand_ranges(first, last)
     ns = np.minimum(high[row], bounds.end[step]) - np.maximum(low[row], bounds.start[step])
     keys, place = np.unique(step * threads + thread[row], return_inverse=True)
-    in_any, in_model = np.zeros((2, len(keys)), np.int64)
-    np.add.at(in_any, place, ns)
-    np.add.at(in_model, place, np.where(np.isin(part[named[row]], of_model), ns, 0))
+    in_any, in_model = (
+        sums_at(len(keys), place, values) for values in (ns, np.where(np.isin(part[named[row]], of_model), ns, 0))
+    )
     step, thread = np.divmod(keys, threads)
     has_model = np.bincount(step[in_model > 0], minlength=len(busiest)) > 0
     most = np.where(has_model[step], in_model, in_any)
@@ -281,16 +282,15 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
 
 def measure_collections(timeline: Timeline) -> Int64Array:
     """Return how many garbage collections the first process had, and what they freed: see `Measured.collections`."""
-    slices, numbers = timeline.slices, np.zeros((2, len(TRIGGERS), 1 + GENERATION_MASK), np.int64)
+    slices, generations = timeline.slices, 1 + GENERATION_MASK
     generation, column = slices.arg(Arg.GENERATION), slices.arg(Arg.TRIGGER)
     is_own = first_process_tracks(timeline)[slices.track[generation.rows]]
     rows, began = generation.rows[is_own], np.zeros(len(slices), np.int64)
     place = [TRIGGERS.index(text) if text in TRIGGERS else 0 for text in column.texts or ()]
     began[column.rows] = np.array(place, np.int64)[column.values]
     of_kind = began[rows], generation.values[is_own]
-    np.add.at(numbers[0], of_kind, 1)
-    np.add.at(numbers[1], of_kind, slices.arg(Arg.COLLECTED).dense(len(slices), 0)[rows])
-    return numbers
+    freed = slices.arg(Arg.COLLECTED).dense(len(slices), 0)[rows]
+    return np.stack([sums_at((len(TRIGGERS), generations), of_kind, values) for values in (1, freed)])
 
 
 def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:

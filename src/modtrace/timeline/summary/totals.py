@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._arrays import INT64_MIN, BoolArray, Int64Array, Numbering, expand_ranges
+from ..._arrays import INT64_MIN, BoolArray, Int64Array, Numbering, expand_ranges, sums_at
 from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork, Process
 from ..nesting import extents, is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
@@ -131,10 +131,10 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
     in_backward = _add_up(columns, spans, rerun.total, rerun.self_flops)
     total = _add_up(columns, spans, flops.total, flops.self_flops)
     total[[BACKWARD, RECOMPUTE]] += [-in_backward[BACKWARD], in_backward[BACKWARD]]
-    of_phase, known, self_flops = np.zeros((3, len(PHASES), count), np.int64)
-    np.add.at(of_phase, (columns.phase, spans.group), 1)
-    np.add.at(known, (columns.phase, spans.group), flops.known)
-    np.add.at(self_flops, (columns.phase, spans.group), flops.self_flops)
+    place = columns.phase, spans.group
+    of_phase, known, self_flops = (
+        sums_at((len(PHASES), count), place, values) for values in (1, flops.known, flops.self_flops)
+    )
     numbers = steps.columns.step
     step = np.where(spans.counts, spans.step, -1)
     in_steps = flops.in_steps(columns, step, numbers)
@@ -148,8 +148,6 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
     columns, (groups, group, inside, timed, counts, step) = timeline.columns, spans
     self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
     total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
-    phase_self_ns = np.zeros_like(total_ns)
-    np.add.at(phase_self_ns, (columns.phase, group), self_ns)
     timed, calls_inside = timed[counts[timed]], np.flatnonzero(inside & counts)
     inner = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
     outer = GroupTimes(group[timed], step[timed], in_phase_ns[timed])
@@ -157,7 +155,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
     steps = measure_steps(timeline, step_by)
     return _PieceTotals(
         totals=total_ns,
-        self_ns=phase_self_ns,
+        self_ns=sums_at(total_ns.shape, (columns.phase, group), self_ns),
         calls=np.bincount(group[columns.phase == FORWARD], minlength=len(groups)),
         order=called[np.argsort(first)].tolist(),
         in_steps=sum_by_group_and_step(join_times([outer, inner])),
@@ -181,10 +179,8 @@ def _count_runs(
 
     def sums(rows: Int64Array, values: Int64Array | None = None) -> Int64Array:
         """Return int64[2, groups], how many of the spans are in whole steps and elsewhere; or what values sum to."""
-        total = np.zeros((2, len(spans.groups)), np.int64)
         place = is_elsewhere[rows].astype(np.int64), spans.group[rows]
-        np.add.at(total, place, 1 if values is None else values[rows])
-        return total
+        return sums_at((2, len(spans.groups)), place, 1 if values is None else values[rows])
 
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
     has_backward = np.isin(columns.link[calls], columns.link[columns.phase == BACKWARD]) & (columns.link[calls] >= 0)
@@ -334,8 +330,8 @@ def _join_flops(pieces: Sequence[_PieceTotals], groups: int, order: list[int]) -
 def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, self_values: Int64Array) -> Int64Array:
     """Return int64[phases, groups]: totals of what each span took with, and without, those of its phase inside it."""
     groups, timed, inside = spans.groups, spans.timed, spans.inside
-    total = np.zeros((len(PHASES), len(groups)), np.int64)
-    np.add.at(total, (columns.phase[timed], groups.of_name[columns.name[timed]]), in_phase[timed])
+    place = columns.phase[timed], groups.of_name[columns.name[timed]]
+    total = sums_at((len(PHASES), len(groups)), place, in_phase[timed])
     for phase in (FORWARD, RECOMPUTE):
         chosen = np.flatnonzero(inside & (columns.phase == phase))
         inner = _with_outer_groups(columns, columns.step, groups, chosen, self_values[chosen])
@@ -359,8 +355,7 @@ def _with_outer_groups(
     """Return, in no order, the self time of each span for every group that its module counts to."""
     names = len(groups.of_name)
     key, inverse = np.unique(step[span] * max(names, 1) + columns.name[span], return_inverse=True)
-    ns = np.zeros(len(key), np.int64)
-    np.add.at(ns, inverse, self_ns)
+    ns = sums_at(len(key), inverse, self_ns)
     step, name = np.divmod(key, max(names, 1))
     count = np.bincount(groups.inner_name, minlength=names)
     until = np.cumsum(count)
@@ -382,21 +377,18 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
     phase, row = np.array([path[-1] if path else (0, 0) for path in paths] or [(0, 0)], np.int64).T
     phase, row = phase[work.place], row[work.place]
     computes = work.kind < COMMUNICATION_KIND
-    launched = np.zeros(len(paths), np.int64)
-    np.add.at(launched, work.place[computes], work.duration[computes])
+    launched = sums_at(len(paths), work.place[computes], work.duration[computes])
     # A call within a call of the same module counts once.
-    total_ns, self_ns = np.zeros((2, len(PHASES), len(rows)), np.int64)
+    total_ns = np.zeros((len(PHASES), len(rows)), np.int64)
     for number in np.flatnonzero(launched).tolist():
         for of_phase, outer in set(paths[number]):
             if of_phase != NO_PHASE:
                 total_ns[of_phase, outer] += launched[number]
-    own_phase = computes & (phase != NO_PHASE)
-    np.add.at(self_ns, (phase[own_phase], row[own_phase]), work.duration[own_phase])
-    # By kind, and last what of communication overlaps.
-    counts, times = np.zeros((2, COMMUNICATION_KIND + 2, len(rows)), np.int64)
-    np.add.at(counts, (work.kind, row), work.count)
-    np.add.at(times, (work.kind, row), work.duration)
-    np.add.at(times[-1], row, work.overlap)
+    has_phase = computes & (phase != NO_PHASE)
+    self_ns = sums_at(total_ns.shape, (phase[has_phase], row[has_phase]), work.duration[has_phase])
+    by_kind = COMMUNICATION_KIND + 1, len(rows)
+    counts, times = (sums_at(by_kind, (work.kind, row), values) for values in (work.count, work.duration))
+    times = np.vstack([times, sums_at(len(rows), row, work.overlap)])
     columns = {
         "kernels": counts[0],
         **{f"gpu_{name}_ns": total_ns[code] for code, name in enumerate(PHASES)},
