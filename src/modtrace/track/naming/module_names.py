@@ -121,17 +121,24 @@ class ModuleNames:
             name_id = self._last_name_ids.get(id(module))
         if name_id is None and is_torch_graph(module):
             return NO_NAME
-        if name_id is None and not open_calls:
-            place = self._outermost.find(module, self._path)
-            name_id = None if place is None else self._add_below(self._prefixes[place[0]], place[1], module)
         if name_id is None:
-            name_id = self._relative_to_caller(module) if self._distinct is not None else None
-            if name_id is None:
-                name_id = self._add_below("", "", module)
-            if not open_calls:
-                self._outermost.add(module, name_id)
+            name_id = self._outside_of_calls(module) if not open_calls else self._by_itself(module)
         self._last_name_ids[id(module)] = name_id
         return name_id
+
+    def _outside_of_calls(self, module: nn.Module) -> int:
+        """Return the name of an outermost called module: below one that another thread has called, if that has it."""
+        place = self._outermost.find(module, self._path)
+        if place is not None:
+            return self._add_below(self._prefixes[place[0]], place[1], module)
+        name_id = self._by_itself(module)
+        self._outermost.add(module, name_id)
+        return name_id
+
+    def _by_itself(self, module: nn.Module) -> int:
+        """Return the name of a module that no open call contains: below the object whose method calls it, or alone."""
+        name_id = self._relative_to_caller(module) if self._distinct is not None else None
+        return self._add_below("", "", module) if name_id is None else name_id
 
     def _by_path(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int | None:
         """Return the id of a name that is made of a path and a class alone, as most are; None if it takes more."""
