@@ -713,6 +713,26 @@ def test_memory_that_grows_names_who_holds_it() -> None:
     assert grown(grows=0) == grown(grows="much") == []
 
 
+@pytest.mark.parametrize(("ms", "where"), [(14.9, []), (15, ["Net.blocks.2.act"])])
+def test_a_tiny_step_is_slow_by_more_than_threads_wait_for_each_other(ms: float, where: list[str]) -> None:
+    slow = training(
+        forward=lambda step, block: 0.1 + ms * (step == 5 and block == 2), backward=lambda step, block: 0.1
+    ).summary()
+
+    assert [one.where for one in slow.findings if one.what == "makes step 5 slow (forward)"] == where
+
+
+@pytest.mark.parametrize(("ms", "count"), [(1.9, 0), (2, 1)])
+def test_what_comes_now_and_then_takes_a_share_of_all_time(ms: float, count: int) -> None:
+    # Two of ten steps of 9 ms save; another four take 26.5 ms longer: 200 ms in all if a save takes 2 ms.
+    timeline = training(
+        ranges=lambda step: [("torch.save", "saving", ms)] if step in (4, 7) else [],
+        pause=lambda step: 26.5 if step in (1, 3, 5, 9) else 0,
+    )
+
+    assert [one[0] for one in found(timeline) if "now and then" in one[0]] == ["saving comes now and then"] * count
+
+
 def test_waiting_for_other_ranks_takes_a_large_share() -> None:
     def wait(ms: float) -> Callable[[int], list[OptionalRange]]:
         return lambda step: [("gloo:all_reduce", "communication", ms)]

@@ -13,7 +13,7 @@ from ...contents import WITHOUT_GRADIENTS
 from ..parts import OTHER
 from ..slow_steps import SlowPart, short_ms
 from ..step_times import warm_up_steps
-from .finding import LEAST_STEPS, Finding, Measured, times_text
+from .finding import LEAST_SHARE, LEAST_STEPS, Finding, Measured, times_text
 from .noted import NotedSteps
 from .siblings import place_of
 
@@ -171,6 +171,8 @@ _USUALLY = ("data loading", "optimizer", "communication")
 _SLOW_STEPS, _BY_ONE = 3.0, 2.0
 """What a slow step has to take more, in median steps, but for one of a period: for less the system may be why; and less
 if one module of a list takes it, and it is known how long the thread waited for a processor."""
+_LEAST_STALL_NS = 15_000_000
+"""The same in time, as threads of Python wait for each other, 5 ms for each, and a tiny step is shorter than that."""
 _OUTLASTS = 3
 """How many times as long as slow steps by other causes one has to be slow."""
 _OF_MACHINE = 0.5
@@ -211,6 +213,7 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
             or not count
             or count > measured.steps / 2
             or per_step < (LARGE_EVALUATION * measured.usual_ns if part == "evaluation" else measured.least_ns)
+            or measured.share(per_step, gaps=True) < LEAST_SHARE
             or (part == "evaluation" and _plays(measured))
         ):
             continue
@@ -285,7 +288,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         # Steps that are slow here and there are those in which the machine did other things too, if it did any.
         is_by_one = bool(delays) and "*" in place_of(measured, where)
         least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.usual_ns
-        is_noise = not period_of(numbers, warm) and most < max(least, _OUTLASTS * others * is_busy)
+        is_noise = not period_of(numbers, warm) and most < max(least, _OUTLASTS * others * is_busy, _LEAST_STALL_NS)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
         what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
