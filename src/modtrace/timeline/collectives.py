@@ -50,9 +50,8 @@ class Collective(NamedTuple):
         group: the name of the group, see `Collectives.groups`; empty if it is not known.
         peer: the rank in the group at the other end of a send or receive, else None.
         is_wait: whether a thread waited for it, else it was called.
-        counter: which collective of its group it is, counted by modtrace from 0 when the recording began, so that the
-            same one has the same counter on all ranks; sends and receives are counted per peer; None if it is not
-            known.
+        counter: its number among the collectives of its group, from 0 when the recording began; None if it is not
+            known. The same collective has the same number on all ranks. Sends and receives are counted per peer.
         nbytes: the larger of what went in and what came out on this rank; 0 for a wait and a barrier.
         start_ns: when it was called, integer nanoseconds since the Unix epoch.
         end_ns: when the call returned; never less than `start_ns`.

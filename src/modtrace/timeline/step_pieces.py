@@ -36,8 +36,8 @@ def find_step_begins(timeline: Timeline, start: Int64Array, end: Int64Array) -> 
     """Return when each step begins: where the one before it ended, but for the first step of a training.
 
     A training begins with a step whose modules had not trained before. That step begins with its first call that has a
-    backward, or with what leads to it: loading data, compiling, and what takes no longer than the rest of the step.
-    What is before a pause as long as all that follows it is before the step.
+    backward, or with what leads to that: loading data, compiling, and what takes no longer than the rest of the step.
+    It begins after a pause that is as long as all that follows.
     """
     begins: Int64Array = start.copy()
     if timeline.begin_ns is None or timeline.trained is not None:

@@ -52,8 +52,8 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
 def _device_spans(analysis: RingAnalysis, points: DevicePoints) -> Int64Array:
     """Return int64[7, n], the spans of all devices, from the points at which devices passed events of modules.
 
-    Each has its stream as of `DevicePoints`, its start and end on the device's clock, the number of its module's name,
-    its phase, which call of that module it is, and the host's event that it begins with, among those of modules.
+    The rows are: the stream as of `DevicePoints`; start and end on the device's clock; the number of the module's name;
+    the phase; the number of the call of that module; and the host's event of modules with which the span begins.
     """
     if not len(points.event):
         return np.zeros((7, 0), np.int64)

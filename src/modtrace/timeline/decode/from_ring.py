@@ -132,8 +132,8 @@ def describe_open(
 ) -> dict[str, object]:
     """Return the metadata of what the process died in, or is in for long, and what is lost; `OPEN_AT_END`, `UNSAVED`.
 
-    The analysis is of the end of the ring, from a moment on at which no call was open; `parts_with` returns the parts
-    of the ring that say how long a call usually takes.
+    The analysis is of the end of the ring, and begins where no call was open. `parts_with` returns the parts of the
+    ring that say how long a call usually takes.
     """
     snapshot = analysis.snapshot
     if snapshot.missing_bytes or any(record["kind"] == "stop" for record in snapshot.records):

@@ -1,8 +1,8 @@
 """Events → intervals: what was open, from when to when, on which thread, inside what.
 
 Module calls and autograd nodes are intervals on their thread's stack. If the order of the nodes is known, an engine
-writes only "from now on the nodes of this call run"; each such segment is taken as one node, so that both engines'
-events end in the same shape. Calls are paired by name and key, nodes by nesting, segments by what follows them.
+writes only "from now on the nodes of this call run". Each such segment is taken as one node: so both engines' events
+get the same shape. Calls are paired by name and key, nodes by nesting, segments by what follows them.
 """
 
 from collections.abc import Iterator

@@ -146,11 +146,12 @@ class Evaluations(NamedTuple):
 def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     """Return where each thread evaluates. Calls follow each other without a backward pass or a step's end in between.
 
-    A call is an evaluation if it is in no other call, no backward came of it, other calls of its module had one, and
-    its module is in eval mode. If this model is also trained in eval mode, the call must have made no autograd node
-    either. Two more are one if fewer than half of the steps have such calls: of a module in training mode, if it made
-    no node (a generator that runs under `no_grad` in each step belongs to the step), and of a module in eval mode that
-    never trains, as an average of weights (a frozen teacher runs in each step).
+    A call is an evaluation if it is in no other call and has no backward, while other calls of its module have one, and
+    if its module is in eval mode. If this model is also trained in eval mode, the call must have made no autograd node
+    either. Two kinds of calls more are evaluations if fewer than half of the steps have them. The first is a call of a
+    module in training mode that made no node: a generator that runs under `no_grad` in each step belongs to the step.
+    The second is a call of a module in eval mode that never trains, as an average of weights: a frozen teacher runs in
+    each step.
     """
     events = analysis.events
     roots = np.flatnonzero((rows["phase"] == FORWARD) & ~rows["on_backward"] & (rows["depth"] == 0))

@@ -158,11 +158,11 @@ def describe_tracks(keys: Iterable[int], threads: Sequence[tuple[str, int]], pro
 def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:
     """Return for each call the forward call that it is or repeats; itself if nothing is known to be repeated.
 
-    A recomputation begins inside a node, and can be several calls in a row. With the non-reentrant kind the node
-    belongs to the last of those that are repeated, or to one inside it; with the reentrant kind to the call that asked
-    for the checkpoint, and then the latest calls of that name in there that were not repeated yet are meant, else those
-    before it in the call around it. Where all were repeated, as with `retain_graph=True`, it is the latest again. What
-    is called inside them repeats its namesakes, in order.
+    A recomputation begins inside a node, and can be several calls in a row. With the non-reentrant kind of checkpoint
+    the node belongs to the last call that is repeated, or to one inside it. With the reentrant kind the node belongs to
+    the call that asked for the checkpoint. Then the latest calls of that name in there are repeated that were not yet,
+    else those before it in the call around it. If all were repeated, as with `retain_graph=True`, it is the latest
+    again. What is called inside them repeats its namesakes, in order.
     """
     original = np.arange(len(intervals), dtype=np.int64)
     recompute = intervals.is_recompute

@@ -1,10 +1,13 @@
 """Modules inside of regions that torch.compile made: their nodes, FLOPs and kernels in each graph.
 
-A region's graphs are in the metadata of a timeline as JSON values. Each has `graph`, dynamo's number of it; `unknown`,
-why nothing is known of its nodes, or ""; and `work`: for each module its name (`blocks.0: Block`, "" for the region),
-its nodes in forward, backward and recompute, and their FLOPs, each without inner modules, -1 if they are not known. A
-merged trace has `kernel_times` too: for each module its path, what its kernels took in these phases, with inner
-modules, and how much of that is its share of kernels that are fused with other modules'.
+A region's graphs are in the metadata of a timeline as JSON values:
+
+    graph          dynamo's number of the graph
+    unknown        why nothing is known of its nodes, or ""
+    work           of each module its name (`blocks.0: Block`, "" for the region), its nodes in forward, backward and
+                   recompute, and their FLOPs; without inner modules, -1 if they are not known
+    kernel_times   in a merged trace, of each module its path, the time of its kernels in these phases, with inner
+                   modules, and of that its share of kernels that are fused with other modules'
 """
 
 from collections.abc import Mapping, Sequence

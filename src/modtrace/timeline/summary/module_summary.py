@@ -68,8 +68,8 @@ class Summary:
         ranges: what ranges and garbage collections took by name, the longest total first.
         findings: what stands out, what costs most first, at most seven; of all modules, also if `rows` are fewer.
         looked_at: what was looked at for them.
-        lines: between which lines of the program the time is that is in no module and no range, if it is much, and no
-            finding says it; and whether few calls that are steps take much of the time of all.
+        lines: sentences about time that no finding explains: between which lines of the program much time is that is
+            in no module and no range; and whether few calls that are steps take much of the time of all.
         compiled: the modules inside of what torch.compile made, by region and graph.
 
     Examples:

@@ -62,8 +62,8 @@ class Overview(NamedTuple):
         compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
         told_apart: names that several modules had, and those that all but the first of them were given.
         steps_end_with: "backward passes" if no optimizer of torch stepped and no step was marked; else empty.
-        whole_run: the `steps`, `spans` and `seconds` of the recording from its start, and how many steps at its end are
-            there whole, `kept_steps`; None for what the ring does not know, or for all if nothing of that is known.
+        whole_run: the `steps`, `spans` and `seconds` of the recording from its start, and `kept_steps`, the number of
+            whole steps at its end that are there. A value is None if the ring does not know it; None if it knows none.
         kept: the same as a sentence if the ring overwrote something; else empty.
         open_at_end: if the process died or hung, the `thread` that was in a call or a range, the `place`, for how many
             `seconds`, and how many usually; else None.

@@ -25,10 +25,10 @@ class PartTimes(NamedTuple):
     """One part of all steps; times are integer nanoseconds.
 
     Attributes:
-        part: "data loading", "forward", "loss" (from the end of forward to the begin of backward, and in a loss module
-            what is outside of the model that it calls), "backward", "recompute", "communication" (in which the thread
-            of the step did nothing else), "optimizer", "gc", "compile", "saving", "evaluation", the name of a range of
-            the user's, or "other".
+        part: "data loading", "forward", "loss", "backward", "recompute", "communication", "optimizer", "gc", "compile",
+            "saving", "evaluation", the name of a range of the user's, or "other". The loss is from the end of forward
+            to the begin of backward; and in a loss module what is outside of the model that it calls. Communication is
+            the time in which the thread of the step did nothing else.
         total_ns: in all whole steps together; the totals of all parts are the time of these steps. If no step is whole,
             all count.
         p50_ns: the median over these steps.
@@ -221,8 +221,8 @@ def short_ms(ns: float) -> str:
 def divide_steps(timeline: Timeline, step_by: str) -> StepsInParts:
     """Return the parts of each step of the first process, in the order of `measure_steps`.
 
-    A call or a range is divided on its thread, any other step on the one that spends most time in modules and backward
-    passes in it; if none does, in what has a name.
+    A call or a range is divided on its thread. Any other step is divided on the thread that spends most of it in
+    modules and backward passes; if none does, in what has a name.
     """
     return explain_steps(divide_piece(timeline, step_by))
 
