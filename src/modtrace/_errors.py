@@ -75,7 +75,7 @@ def check_can_record() -> None:
 
 
 def require_extra(extra: str, *modules: str) -> None:
-    """Check that the modules that an extra installs are there; else raises ModtraceError, which says what to run."""
+    """Raise ModtraceError, which says what to install, if a module that an extra has is missing."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[{extra}]'")

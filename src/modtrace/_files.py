@@ -203,7 +203,7 @@ _NEW_FILE_MODE = 0o666
 _REPLACED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 """Kinds of files that are not written directly; that a folder cannot be replaced is an error."""
 _PRIVATE_MODE = 0o600
-"""While a file is written that is to replace one; then it gets the permissions of that one."""
+"""Permissions of a temporary file while it is written. Then it gets those of the file that it replaces."""
 
 
 class Sink(Protocol):
@@ -217,7 +217,7 @@ class Sink(Protocol):
 def atomic_writer(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[Sink]:
     """Write a file that takes the place of `path` when the block ends well.
 
-    Until then the bytes go to a temporary file in the same directory; a block that raises leaves nothing behind and
+    Until then the bytes go to a temporary file in the same directory. A block that raises leaves nothing behind, and
     an existing file as it was. A `path` that ends in `.gz` is compressed.
 
     Args:

@@ -1,8 +1,10 @@
 """Locks, maps and properties that stay right if an interrupt, a signal's handler, a finalizer or a fork intervenes.
 
-`WeakMap` has values by object without a callback when one dies, `Exclusive` is a section that one thread at a time
-runs, `cached_property` holds no lock, `hold_ctrl_c` lets what must be saved be saved, and `raised_by_handler` tells the
-user's errors from ours.
+- `WeakMap` has values by object, without a callback when one dies.
+- `Exclusive` is a section that one thread at a time runs.
+- `cached_property` holds no lock.
+- `hold_ctrl_c` lets a file be saved before the program ends.
+- `raised_by_handler` tells the user's errors from ours.
 """
 
 import contextlib
@@ -28,9 +30,9 @@ _PRESSED_AGAIN_NS = 1_000_000_000
 class WeakMap(Generic[_Key, _Value]):
     """Values by object, compared by identity. A value is found as long as its object lives.
 
-    The callbacks of `weakref.WeakKeyDictionary` are Python code: a signal's handler can raise in there, where the
-    interpreter ignores it, and the user's Ctrl-C would be lost. Here nothing is called back: entries of dead objects go
-    when there are twice as many entries as objects were alive last time.
+    The callbacks of `weakref.WeakKeyDictionary` are Python code. A signal's handler can raise in there, the interpreter
+    ignores it, and the user's Ctrl-C is lost. Here nothing is called back: entries of dead objects go when there are
+    twice as many entries as objects were alive last time.
     """
 
     def __init__(self) -> None:
@@ -76,8 +78,8 @@ class WeakMap(Generic[_Key, _Value]):
 class Exclusive:
     """Lets one thread at a time run a function.
 
-    A thread that is inside of it runs another one at once: what a finalizer or the handler of a signal calls there
-    must not wait for what it interrupted. In a forked child it is open, whoever was inside in the parent.
+    A thread that is inside runs another function at once: a finalizer or a signal's handler must not wait for what it
+    interrupted. In a forked child it is open, whoever was inside in the parent.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ def _renew_all_in_child() -> None:
 class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it
     """A property that is computed once for each object.
 
-    Until Python 3.12 that of `functools` holds a lock while it computes, one for all objects of a class: a child that
+    Until Python 3.12 that of `functools` holds a lock while it computes, one for all objects of a class. A child that
     is forked meanwhile would wait for ever. Here two threads that ask at once may both compute.
     """
 

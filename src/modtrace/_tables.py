@@ -203,8 +203,8 @@ class Table(NamedTuple):
             form: "text", "md" (Markdown of GitHub) and "html" are for people; "csv", "json" and "frame" have the values
                 as they are: ns, bytes, FLOPs.
             limit: how many rows at most; None: all.
-            width: characters in a line of text, and for Markdown in that of the same text: first the columns that
-                matter least are hidden, then names lose their beginnings. None: all is shown.
+            width: characters in a line of text; a table in Markdown is as narrow as its text. The columns that matter
+                least are hidden first, then names lose their beginnings. None: all is shown.
 
         Raises:
             ModtraceError: neither pandas nor polars is installed.

@@ -1,4 +1,4 @@
-"""A job: a process that is recorded, and its children, which are told what to record and note what they have.
+"""A job: a recorded process and its children. These are told what to record, and note what they have.
 
 The children learn it from the environment. `PYTHONPATH` begins with the folder `startup`, whose `sitecustomize` Python
 runs when it starts, and `MODTRACE_JOB` holds the rest. So it reaches whatever starts a Python: `multiprocessing`,

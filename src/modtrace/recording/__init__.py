@@ -75,14 +75,14 @@ def record(
             process has this name (`run.modtrace`), that becomes `run.1.modtrace`, or takes the next number. If one that
             runs has it, the new ring takes the number, and a warning says so.
         model: root of the names: this module or, if a text, every module whose class has this name. None: each
-            outermost called module; but if a module that contains it was called before, on any thread, or calls it in a
-            method of its own, that one.
+            outermost called module, or the module that contains it, if that was called before, on any thread, or calls
+            it in a method of its own.
         max_steps: stop, and save where a path is given, after so many steps.
         schedule: which steps to record, as `torch.profiler.schedule` makes it. Each of its cycles goes to a file of its
             own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.
         shapes: also record shapes and dtypes of the tensors that go into each call.
-        memory_interval: also sample the memory of the process, and of the current GPU as torch's allocator counts it,
-            when modules are called, at most once in so many seconds.
+        memory_interval: also sample the memory of the process, and of the current GPU as torch's allocator counts it.
+            It is read when modules are called, at most once in so many seconds.
         memory: also record how many bytes tensors hold, on a GPU of CUDA as soon as the process allocates there, else
             on the CPU, whenever a call begins or ends: what each module keeps (`retained_bytes`), the most inside it
             (`peak_bytes`), and who holds it at the peak. It needs the native engine.
@@ -106,14 +106,14 @@ def record(
         flops: also count the FLOPs of matrix products, convolutions, attention and what `register_flop_formula` of
             torch has a formula for. They are counted once per shapes of inputs: at the first outermost call with new
             shapes, until its backward is over. It needs the native engine.
-        workers: also record what the worker processes of a `DataLoader` do that start while it runs: fetches, ranges
-            and modules, each worker as a process of the timeline.
+        workers: also record the fetches, ranges and modules of the worker processes that a `DataLoader` starts
+            meanwhile. Each worker is a process of the timeline.
         keep: how many rings of ended processes to keep under numbers; older ones are removed.
         keep_when: save small traces around steps that meet a condition, in `run.kept` beside `ring`, which it needs:
             `"step > 3x; gc > 200ms"`, as `modtrace watch` takes it. Another process, which this one starts and does not
             wait for, reads the ring and saves them. `()` keeps only what `Recording.keep` asks for; `"signal"` keeps
             when SIGUSR1 comes, or the signal of `on_signal`, which then needs no path.
-        role: what this process does in its job ("trainer", "rollout"): it is called `trainer 3` then, not `rank 3`, and
+        role: what this process does in its job ("trainer", "rollout"). It is called `trainer 3` then, not `rank 3`, and
             its rank is one among those of its role. None: what torchrun's `--role` says, if anything.
 
     Raises:

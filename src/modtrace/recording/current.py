@@ -46,8 +46,8 @@ def _on_end(block: Recording | None) -> None:
 def block_exit(function: _Function) -> _Function:
     """Make a method the `__exit__` of a class; `_stop_and_log` is called where a block ended without it.
 
-    The exception of a signal's handler can come at the end of `__enter__`, and before the first line of `__exit__`;
-    what was begun would go on after the block. But a `with` statement holds the bound `__exit__` from before it calls
+    The exception of a signal's handler can come at the end of `__enter__`, and before the first line of `__exit__`.
+    The recording would go on after the block. But a `with` statement holds the bound `__exit__` from before it calls
     `__enter__` until it is over, so the block ends when that dies. Once nothing is left to do, the class sets `_block`
     to None.
 

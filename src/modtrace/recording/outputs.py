@@ -69,9 +69,9 @@ _written: set[tuple[int, int]] = set()
 class OutputPath:
     """The path of a file that a recording writes.
 
-    Where several ranks run and the path does not tell them apart, each makes sure that it alone writes the file. Two
-    ranks on one host are told apart when the second one claims it. Where they run on several hosts that share a file
-    system, or the first one has ended already, the file that is there is newer than this process.
+    If several ranks run and the path does not tell them apart, each makes sure that it alone writes the file. Of two
+    ranks on one host, the second one cannot claim it. If they run on several hosts that share a file system, or the
+    first one has ended already, a file is there that is newer than this process.
 
     Args:
         name: what the path is called in errors.
@@ -93,7 +93,7 @@ class OutputPath:
         self._is_shared = is_shared(text, os.environ)
 
     def claim(self, path: str) -> None:
-        """Make sure that no other rank writes `path`, which is this file's or that of one of its cycles.
+        """Make sure that no other rank writes `path`: this file, or that of one of its cycles.
 
         Raises RecordingError if another one does, or has done.
         """

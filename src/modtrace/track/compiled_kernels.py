@@ -1,7 +1,7 @@
 """Which modules' nodes each kernel of Inductor's runs, in the order in which a compiled graph calls them.
 
 Inductor names the nodes of a kernel at each place where it writes a call of it; we note them there. They stay with what
-it compiled, and so in what torch's caches keep of it: by the names of nodes, which graphs of one key share, while their
+it compiled, and so in torch's caches. There they have the names of nodes: graphs of one key share these, while their
 modules may differ. For the FX graph cache these are names of AOTAutograd's graph, for AOTAutograd's cache names of the
 captured one.
 """
@@ -58,7 +58,7 @@ def owner_of(node: Any, *, is_backward: bool) -> Owner:
 
 
 def _notes_at(node: Any) -> Mapping[str, Any]:
-    """Return what torch notes at a node; for one that a pass of torch's made, at what first uses its results."""
+    """Return torch's notes at a node. One that a pass of torch's made has those of the first that uses its results."""
     using = [node]
     for user in using:
         if user.meta.get("nn_module_stack") or not _OF_CAPTURED.isdisjoint(user.meta):
@@ -277,7 +277,7 @@ def _take_kernels(graph: _Graph, compiled: Any, *_: Any, **__: Any) -> None:
 
 
 def _nodes_of(schedule: Any) -> Iterable[Any]:
-    """Return the nodes of FX that a kernel is made of: those of its parts, or the one that an operator runs."""
+    """Return the FX nodes of a kernel: those of its parts, or the one that an operator runs."""
     if not isinstance(schedule, (list, tuple)):
         if (origin := getattr(schedule, "origin_node", None)) is not None:
             return [origin]

@@ -3,8 +3,8 @@
 torch.compile leaves what it compiled under a global name of the function's module, `__compiled_fn_…`, and calls it from
 there. From the first recording on, a wrapper takes that place. While one runs, its calls are calls of a module for the
 engines: so the node of the region's backward is made inside a call, and a compiled function outside of all modules has
-a span. So has a model that AOTInductor packaged, whenever it is called. The modules inside are noted at the nodes of
-the captured graph, which is read before the backend gets it; what they do, at those that AOTAutograd made of it.
+a span. So has a model that AOTInductor packaged, whenever it is called. The nodes of the captured graph, which is read
+before the backend gets it, say which modules are inside. The nodes that AOTAutograd made of it say what these do.
 """
 
 import inspect

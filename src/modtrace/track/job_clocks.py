@@ -1,8 +1,7 @@
 """Measures this host's clock against the others of the job while a recording runs.
 
-One process per clock does it, the first that comes. It finds the one that its clock is measured against through the
-job's store, and asks it over TCP by pings: at the start, every minute, and at the stop. Who has no children never
-listens.
+One process per clock does it, the first that comes. Through the job's store it finds the process of the parent clock,
+and asks it over TCP by pings: at the start, every minute, and at the stop. A process without children never listens.
 """
 
 import contextlib
@@ -186,8 +185,8 @@ class Ping(NamedTuple):
 def estimate_offset(pings: Sequence[Ping]) -> Reading:
     """Return the median offset of the eighth with the least round trips.
 
-    The other clock was read between sending and receiving, so each ping is a range that holds the true offset; the
-    bound is by the intersection of all. In the time that they took, the clocks drift apart by at most `MAX_RATE`.
+    The other clock was read between sending and receiving, so each ping is a range that holds the true offset. The
+    bound comes from the intersection of all. Meanwhile the clocks drift apart by at most `MAX_RATE`.
     Raises ValueError if there are no pings, or a clock jumped.
     """
     if not pings:

@@ -38,9 +38,8 @@ class LineGaps:
     """Adds up the time between spans, by what ends before it and what begins after it, on one thread, in some steps.
 
     What is after a forward that builds a graph, or before a backward pass, is of the loss, as in the parts of a step.
-    A span is an outermost call of a module, a backward pass or a range. Who begins or ends one calls this, on the
-    thread itself and with the GIL: so it looks at no other thread's frames, and it keeps none. What calls get goes to
-    `on_call`.
+    A span is an outermost call of a module, a backward pass or a range. The thread that begins or ends one calls this,
+    with the GIL: so it looks at no other thread's frames, and it keeps none. The inputs of calls go to `on_call`.
     """
 
     def __init__(self, on_call: Callable[[object, tuple[Any, ...]], object] | None = None) -> None:

@@ -48,8 +48,8 @@ _namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__ge
 class TorchRanges(RangeRecorder):
     """Ranges of torch, of what it gives no name, and of the user.
 
-    The native engine has `expect` called when torch prepares a range of its own, as it sees each `record_function`
-    itself; without it each is noted here.
+    The native engine sees each `record_function` itself, and has `expect` called when torch prepares a range. Without
+    `expect` each range is noted here.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ def _actor_method(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 class _Annotations(threading.local):
-    """The ranges that this thread has pushed, the last one last; None for one that is not recorded."""
+    """The ranges that this thread has pushed, in order; None for one that is not recorded."""
 
     def __init__(self) -> None:
         self.pushed: list[OpenRange | None] = []
@@ -281,7 +281,7 @@ class _Annotations(threading.local):
 
 _annotations = _Annotations()
 _started: dict[object, OpenRange | None] = {}
-"""The ranges that one thread starts and perhaps another one ends, by what NVTX calls them."""
+"""Ranges that one thread starts and perhaps another one ends, by NVTX's handle of each."""
 
 
 def _wrap_annotations(module: str) -> None:

@@ -91,8 +91,8 @@ class ModuleNames:
     def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         """Return the id of `module`'s name when it is called inside `open_calls` (innermost first).
 
-        It is `NO_NAME` if the call is not shown: of a graph that torch.compile runs in place of a module, or of what a
-        wrapper calls that is shown as what it wraps.
+        It is `NO_NAME` if the call is not shown: that of a graph which torch.compile runs in place of a module, or a
+        call by a wrapper that is shown as what it wraps.
         """
         if self.dead:
             self.forget_dead()
@@ -370,7 +370,7 @@ class ModuleNames:
 
 
 class _Models:
-    """The modules at which names start: the one that is given, or those whose class has the name that is given."""
+    """The modules at which names start: a module, or all whose class has a name."""
 
     def __init__(self, model: nn.Module | str) -> None:
         self._is_class = isinstance(model, str)
@@ -411,10 +411,10 @@ _REST = f"#{_MAX_NUMBER + 1}+"
 
 
 class _DistinctNames:
-    """Gives each module that is alive a name of its own; from the 65th on that would have one name, they share one.
+    """Gives each module that is alive a name of its own; after 64 of one name, all others share one.
 
-    A name is free again once its module is dead, for one of the same class: modules that are made anew in each step
-    share one. Replicas of `nn.DataParallel` share the name of the module they were made of.
+    Once its module is dead, a name is free for one of the same class: modules that are made anew in each step share a
+    name. Replicas of `nn.DataParallel` share the name of the module they were made of.
     The attribute by which the calling code knows a module can make the difference.
     """
 

@@ -295,7 +295,7 @@ class ModulePaths:
 
 
 def _without_wrappers(parent: nn.Module, named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield paths without the parts by which wrappers hold what they wrap; that of what `parent` wraps is empty."""
+    """Yield paths without the parts by which wrappers hold modules; a module that `parent` wraps has an empty path."""
     shown = {"": ""}
     modules = {"": parent}
     for path, module in named:

@@ -47,8 +47,8 @@ class NativeDeviceTimes:
     def start(self) -> None:
         """Begin once the process uses the device; if there is none, that is logged. The engine's session runs.
 
-        Until then nothing is asked of it: how many devices there are, CUDA tells by starting its driver, and children
-        that are forked after that cannot use CUDA.
+        Until then nothing is asked of it: to count devices, CUDA starts its driver, and children that are forked after
+        that cannot use CUDA.
         """
         device = torch.accelerator.current_accelerator()
         if device is None:

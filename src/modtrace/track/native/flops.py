@@ -1,4 +1,4 @@
-"""FLOPs: which operators have a formula, torch's own and a few that it lacks, and what one costs with certain inputs.
+"""FLOPs: the operators that have a formula, torch's own and a few that it lacks, and what one costs with its inputs.
 
 The formulas are asked once for each operator with inputs of certain shapes, between the user's calls:
 one with every fourth outermost call, and the rest before the ring is read.
@@ -50,7 +50,7 @@ _WITHOUT_FORMULA = frozenset(
         *("_fft_c2r", "_fft_c2c", "_cdist_forward", "_trilinear", "linalg_lu_factor_ex", "_linalg_svd"),
     )
 )
-"""Operators that compute much and that torch has no formula for: a recording names those that it met."""
+"""Operators that compute much without a formula in torch: a recording names those that it met."""
 _MAX_FLOPS = 2**63 - 1
 UNKNOWN_FLOPS = -1
 
@@ -94,7 +94,7 @@ class NativeFlops:
                     overload._enable_pyobj_dispatch(False)
 
     def answer(self, at_most: int = sys.maxsize) -> None:
-        """Note what operators cost that were counted; no random number that a formula draws is one of the user's."""
+        """Note what the counted operators cost; a formula may draw random numbers, but takes none of the user's."""
         operators = self._native.take_operators(at_most)
         if not operators:
             return

@@ -96,9 +96,9 @@ _CALLBACKS: tuple[Callable[[Any, Any], object], ...] = (
 class PythonCollections:
     """Reads what was noted of garbage collections; the callbacks stay in their place, and keep only the last notes.
 
-    What `gc` calls is put together of functions of the standard library, which are in C: Python ignores an interrupt
-    that comes in a callback with bytecode. So the callbacks only note what they are told, the time and the thread; the
-    engine writes the events later, before its own next one.
+    Python ignores an interrupt that comes in a callback with bytecode. So these callbacks are put together of C
+    functions of the standard library. They only note what `gc` says, the time and the thread; the engine writes the
+    events later, before its own next one.
     """
 
     def __init__(self) -> None:

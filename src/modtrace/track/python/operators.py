@@ -1,7 +1,7 @@
 """Which operators run where, for the Python engine, in the few steps that are looked at.
 
-torch notes them by the profiler that it had before Kineto. That begins in 5 µs, is of the thread that begins it, reads
-a clock where an operator begins and ends, and changes nothing of what is computed. Only one profiler can run on a
+torch notes them by the profiler that it had before Kineto. That begins in 5 µs, sees the thread that begins it, and
+reads a clock where an operator begins and ends. It changes nothing of what is computed. Only one profiler can run on a
 thread: so this one begins where no other runs, and ends where another one begins.
 """
 

@@ -251,7 +251,7 @@ class Follower(SegmentHooks[LiveThread]):
         thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.ended]
 
     def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
-        """End the backward of calls that are not around `call`, and begin that of those that are."""
+        """End the backward of the calls that are not around `call`, and begin that of the others."""
         chain = set() if call is None else set(call.chain())
         while task.call is not None and task.call not in chain:
             self._end_backward(task, gradient)
