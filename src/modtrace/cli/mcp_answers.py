@@ -15,14 +15,14 @@ from ..live.follow import ModuleRate
 from ..timeline.summary import Finding, ModuleTimes, PartTimes, RangeTimes
 
 MAX_BYTES = 4_000
-"""How long an answer is at most as JSON, unless more rows are asked for by `limit`."""
+"""The most bytes of an answer as JSON, unless `limit` asks for more rows."""
 _MAX_TEXT = 300
 _SHORTER = (_MAX_TEXT, 120, 40)
-"""How long texts are if with longer ones no list has two rows; as JSON."""
+"""The lengths of texts as JSON: the next one is taken if no list has room for two rows."""
 _FIT = 40
 """More rows never fit into an answer."""
 _PARTS = 8
-"""How many parts of a step, or threads, a row has."""
+"""The most parts of a step, or threads, in a row."""
 
 
 @dataclass

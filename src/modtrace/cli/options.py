@@ -29,7 +29,7 @@ def echo(line: object, *, err: bool = False) -> None:
 
 
 def say(line: object) -> None:
-    """Print one line on stderr; what a command was asked for is on stdout."""
+    """Print one line on stderr; the result of a command is on stdout."""
     echo(f"modtrace: {line}", err=True)
 
 

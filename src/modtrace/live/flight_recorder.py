@@ -23,9 +23,9 @@ from .rank_state import Blocked, GroupProgress, PeerProgress, recent_operators
 
 _MAX_BYTES = 1 << 28
 _NO_NUMBER = 1 << 63
-"""Numbers from here on are damage; what is written of them could be of any length."""
+"""Larger numbers are damage; their texts could be of any length."""
 _NOT_THE_USERS = ("/torch/", "/modtrace/track/")
-"""Parts of the paths of frames that say nothing of who called."""
+"""Parts of the paths of frames that are not the user's."""
 _RANK = re.compile(r"(\d{1,6})(\.json|\.pickle|\.pkl)?$")
 _PEERS = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
 _OPERATORS = {**OPERATORS, "_all_gather_base": "all_gather_into_tensor"}

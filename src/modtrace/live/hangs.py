@@ -20,10 +20,10 @@ from .places import (
 from .rank_state import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, RankState
 
 _MIN_WAIT_NS = 1_000_000_000
-"""A shorter wait is as usual: rings are not read at one moment."""
+"""A shorter wait is no hang: rings are not read at one moment."""
 _OTHER_END = {"send": "recv", "recv": "send"}
 _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor")
-"""How the names of operators begin that take as many bytes on each rank."""
+"""The begins of the names of operators that take equally many bytes on each rank."""
 _DEFAULT_DESCRIPTION = "default_pg"
 """Torch's description of the group of all ranks."""
 
@@ -81,7 +81,7 @@ def find_hangs(states: Iterable[RankState], *, by_flight_recorder: bool = False)
 
 
 def hung_sentences(states: Iterable[RankState], hangs: Sequence[Hang]) -> list[str]:
-    """Return who seems hung, where, for how long, and how long that usually takes; without ranks that hangs name."""
+    """Return sentences on who else seems hung, where, for how long, and how long that usually takes."""
     named = {rank for hang in hangs for rank in (*hang.waiting, *hang.blamed)}
     hung = [state._replace(threads=state.hung_threads) for state in states if state.rank not in named]
     sentences = [
@@ -214,7 +214,7 @@ class _Ranks:
         return f"{self.phrase(blocked)} {verb} in {call_text} for {format_durations(waited_s)}{place}"
 
     def remembers(self, state: RankState, wait_ns: int) -> bool:
-        """Return whether the events that were read of a rank's ring go back for as long as others have waited."""
+        """Return whether the events that were read of a rank's ring cover the time that others have waited."""
         return state.progress.first_ns is None or state.now_ns - state.progress.first_ns >= wait_ns
 
 

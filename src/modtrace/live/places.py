@@ -23,9 +23,9 @@ def format_durations(seconds: Sequence[float]) -> str:
 
 _OUTSIDE = "backward, in a node outside all modules"
 _MAX_NAMED_MODULES = 4
-"""Modules that the headline names beside that with the most ranks."""
+"""The most modules that the headline names beside the one with the most ranks."""
 _MAX_NAMED_FILES = 2
-"""Files without a rank that the label of a group names; a line must stay readable."""
+"""The most files without a rank that the label of a group names, so that a line stays readable."""
 
 StackKey = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """For each thread with open calls its name and the (fqn, phase) of these, outermost first."""
@@ -71,7 +71,7 @@ class RankGroup(NamedTuple):
 
 
 def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
-    """Put together the ranks with the same state, step and open modules, or else calls; smaller groups first."""
+    """Return groups of ranks with the same state, step and open modules, or else calls; smaller groups first."""
     ranks_by_key: dict[tuple[str, int | None, StackKey | str, tuple[StreamKey, ...]], list[RankState]] = {}
     for state in sorted(states, key=lambda state: (state.rank is None, state.rank or 0, state.path)):
         threads = [thread for thread in state.threads if thread.calls]
@@ -237,14 +237,14 @@ def _format_group(group: Group) -> str:
 
 
 def in_place(place: str) -> str:
-    """Return a place as the end of a part of a sentence; empty for none."""
+    """Return `, in PLACE`, the end of a clause; empty for no place."""
     if not place:
         return ""
     return f", {place}" if place.startswith("most in ") else f", in {place}"
 
 
 def common_place(states: Sequence[RankState], tids: Sequence[int]) -> str:
-    """Return the modules that the threads are in if more than half agree; else an empty text.
+    """Return the modules that more than half of the threads are in; else an empty text.
 
     A thread of id 0 is the first one that is in a module, or else in a range.
     """

@@ -1,4 +1,4 @@
-"""Conditions as text, and what each look at a ring says by them: what is to be kept, and why."""
+"""Conditions under which windows are kept: parsed from text, and judged at each look at a ring."""
 
 import fnmatch
 import re
@@ -91,7 +91,7 @@ def _parse(text: str) -> Condition:
 
 
 def parse_duration(text: str) -> int | None:
-    """Return a duration as `500ms`, `1.5s` or `2min` in nanoseconds; None if it is none."""
+    """Parse a duration such as `500ms`, `1.5s` or `2min` to nanoseconds; None if it is something else."""
     match = _DURATION.fullmatch(text.strip())
     return None if match is None else round(float(match[1]) * _UNITS_NS[match[2]])
 
@@ -103,13 +103,13 @@ def format_ns(ns: float) -> str:
 
 _HISTORY = 64
 _USUAL_FROM = 8
-"""How many steps a median needs."""
+"""The number of steps that a median needs."""
 _LEAST_NS = 20_000_000
-"""How much at least a step or a part exceeds its median: the system may stop any thread for less."""
+"""The least excess of a step or a part over its median: the system may stop any thread for a shorter time."""
 
 
 class Trigger(NamedTuple):
-    """One reason to keep a window, and around which moment."""
+    """A reason to keep a window, and the moment that it is around."""
 
     key: str  # what the time between two windows is of: the text of the condition, or the reason of `Recording.keep`
     label: str  # a few words for the file's name
@@ -129,7 +129,7 @@ class Triggers:
         self._hung_at = -1
 
     def judge(self, follower: RingFollower, look: Look) -> list[Trigger]:
-        """Return the windows to keep of what was new in the ring."""
+        """Return the reasons to keep windows that a look at the ring gives."""
         triggers = [*self._hang(follower)]
         for step in look.steps:
             triggers += [trigger for condition in self._conditions for trigger in self._of_step(condition, step)]

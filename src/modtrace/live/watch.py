@@ -214,7 +214,7 @@ class Watcher:
                 self._say_once(f"{missing}; waiting for it")
 
     def _note_short(self, error: OSError) -> None:
-        """Note where rings may be there that cannot be opened now, as descriptors or memory are short."""
+        """Note that rings may be there that cannot be opened now, as descriptors or memory are short."""
         self._is_short |= error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
     def _say_once(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Saves the window around what is to be kept: some steps before and after it, of all ranks, within bounds."""
+"""Windows around what is slow: some steps before and after it, of all ranks, within limits of space and number."""
 
 import contextlib
 import dataclasses
@@ -22,28 +22,28 @@ from .follow import RingFollower
 from .triggers import Trigger
 
 KEPT = "kept"
-"""In the metadata of a kept window: a list of sentences that say why."""
+"""The key in the metadata of a kept window: a list of sentences that say why it was kept."""
 STEPS_FILE = "steps.jsonl"
-"""Beside the windows: a JSON line per step."""
+"""The file beside the windows, with a JSON line per step."""
 _AROUND_NS = 5_000_000_000
-"""How much is kept before and after a moment where no step ends."""
+"""The time that is kept before and after a moment if no step ends."""
 _MAX_WAIT_NS = 60_000_000_000
-"""For so long the steps after a moment are waited for."""
+"""The longest wait for the steps after a moment."""
 _KEPT_FILES = 3
-"""Files of earlier runs with lines of steps, and as many logs."""
+"""The files of steps of earlier runs that stay, and as many logs."""
 _MAX_NAME_BYTES = 150
 _LEAST_SHARE = 0.1
 """The least wait, as a part of the step, for which the rank that comes late is named."""
 _MAX_EVENTS = 1 << 22
-"""How many events of all ranks together are looked at for that, but for the slow step and the one before."""
+"""The most events of all ranks together that are searched for a late rank, besides the slow step and the one before."""
 _REMEMBERED = 64
-"""How many moments are remembered, so that other ranks' parts of them are not taken for further ones."""
+"""The number of moments that are remembered, so that other ranks' parts of them do not count as new ones."""
 _CAUSE_STEPS = 16
-"""How many steps before a slow one show what is usual."""
+"""The number of steps before a slow one that show what is usual."""
 
 
 class KeepLimits(NamedTuple):
-    """How large the windows are that are kept, how many there are, and how often one is."""
+    """The size of kept windows, how many are kept, and how often."""
 
     steps: int = 2  # how many before a moment, and how many after it
     pause_ns: int = 30_000_000_000  # the time between two windows of one reason, at least
@@ -61,7 +61,7 @@ class CameLate(NamedTuple):
 
 
 FindLate = Callable[[Mapping[int, RingSnapshot]], Sequence[CameLate]]
-"""Says who came late, by what was read of the ring of each rank."""
+"""A function that returns who came late, from the snapshot of each rank's ring."""
 
 
 class _Pending:
@@ -72,7 +72,7 @@ class _Pending:
         self.asked_at = time.monotonic_ns()
 
     def holds(self, follower: RingFollower, trigger: Trigger, after: int) -> bool:
-        """Whether the window of this moment shows another one too."""
+        """Whether the window of this moment shows another moment too."""
         if self.first.step is None or trigger.step is None:
             return abs(self.first.time_ns - trigger.time_ns) <= _AROUND_NS
         if follower is self.follower:
@@ -81,7 +81,7 @@ class _Pending:
         return abs(trigger.step - self.first.step) <= 1
 
     def is_ready(self, after: int) -> bool:
-        """Whether what follows it is there, or will not come."""
+        """Whether the steps that follow it are there, or will not come."""
         follower = self.follower
         if not self.first.waits or follower.state == "ended" or time.monotonic_ns() - self.asked_at > _MAX_WAIT_NS:
             return True
@@ -101,7 +101,7 @@ class _Pending:
 
 
 class KeptFolder:
-    """The folder of what is kept, made when it is first needed.
+    """The folder of kept windows, made when it is first needed.
 
     What it is in is held from the start. The folder itself may be a link only if it is there when it is named.
     """
@@ -178,7 +178,7 @@ class WindowKeeper:
         self._pending.append(_Pending(follower, trigger))
 
     def _pass_over(self, limit: str, trigger: Trigger, why_for_good: str = "") -> None:
-        """Count a moment that is not kept; if none is any more by this limit, say so once."""
+        """Count a moment that is not kept; say once if a limit forbids all further windows."""
         if why_for_good and limit not in self._passed_over:
             self._say(f"{why_for_good} ({limit}); no further window is kept")
         count, first = self._passed_over.get(limit, (0, trigger.sentence))
@@ -193,7 +193,7 @@ class WindowKeeper:
         self._done += ready
 
     def close(self) -> None:
-        """Say what was passed over, and by which limit."""
+        """Say how many moments were passed over, and by which limit."""
         for limit, (count, first) in self._passed_over.items():
             self._say(f"{count} more were not kept, by {limit}; the first: {first}")
 
@@ -259,7 +259,7 @@ class WindowKeeper:
         return [self._folder.path / subfolder / name]
 
     def _who_came_late(self, pending: _Pending, followers: Sequence[RingFollower]) -> CameLate | None:
-        """Return which rank made a moment worth keeping by coming late, if one did."""
+        """Return the rank that came late and so made others wait at a moment, if there is one."""
         number, of_rank = pending.first.step, {f.rank: f for f in followers if f.rank is not None}
         if self._find_late is None or number is None or len(of_rank) < 2:
             return None
@@ -281,7 +281,7 @@ class WindowKeeper:
 
 
 def _whose(follower: RingFollower, followers: Sequence[RingFollower]) -> str:
-    """Return how a sentence on a ring begins, among others."""
+    """Return the begin of a sentence on a ring that is one of several."""
     return "" if len(followers) < 2 or follower.rank is None else f"{process_label(follower.role, follower.rank)}: "
 
 
@@ -308,7 +308,7 @@ def kept_folder(ring: str | os.PathLike[str]) -> Path:
 
 
 def find_causes(follower: RingFollower, steps: Sequence[int]) -> dict[int, str]:
-    """Return for steps that a part made slow which one, in a sentence, by the steps before them."""
+    """Return for slow steps a sentence on the part that made each slow, judged by the steps before."""
     if not steps:
         return {}
     around = [step for step in follower.last_steps if steps[0] - _CAUSE_STEPS <= step.number <= steps[-1]]

@@ -45,7 +45,7 @@ _TIMES = ("start_ns", "duration_ns", "self_ns", "end_ns", "done_ns", "call", "co
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """Return how a writer stores the columns: measured to be 6 to 8 bytes a span."""
+    """Return the options of a Parquet writer, by which a span takes 6 to 8 bytes."""
     deltas = [name for name in schema.names if name in _TIMES]
     return {
         "compression": "zstd",
@@ -71,9 +71,9 @@ _SMALL = ("track", "depth")
 """Fields of 16 bits."""
 _KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS, "category": CATEGORIES}
 _END_BYTES = 1 << 16
-"""How much of a file's end Arrow reads to see where its columns are."""
+"""The bytes at the end of a file that Arrow reads to find its columns."""
 _READERS = 16
-"""How many files are read at a time."""
+"""The number of files that are read at a time."""
 _TEXTS_OF = {number: texts for texts, number in NUMBERED.items() if texts != "names"}
 """Fields of numbers, and the fields with the texts that they point into."""
 _TEXT_COLUMNS = ["fqn", "module_class", *_KNOWN_TEXTS, *(_COLUMN_OF.get(field, field) for field in _TEXTS_OF)]
@@ -97,7 +97,7 @@ def to_arrow(table: SpanTable | CollectiveTable | StepTable | RangeTable) -> pa.
 
 
 def from_arrow(kind: type[Table], table: pa.Table) -> Table:
-    """Return a table of one kind; names of modules lack what a slice is called."""
+    """Return a table of one kind; the names of modules have no labels of slices."""
     fields: dict[str, Any] = {}
     for field in kind._fields:
         column = _COLUMN_OF.get(field, field)
@@ -215,7 +215,7 @@ class DatasetTables(RankTables):
 
     @contextmanager
     def damage_named(self) -> Iterator[None]:
-        """Raise what is wrong with its files as a ModtraceError."""
+        """Raise errors of damaged files as ModtraceError."""
         try:
             yield
         except (pa.ArrowException, OSError, LookupError, ValueError) as error:

@@ -42,7 +42,7 @@ _MIN_PART_BYTES = 8 << 20
 _MAX_PART_BYTES = 128 << 20
 """The most bytes of rings in a part: to read them takes several times as much memory."""
 _MIN_PARTS = 16
-"""So that several processes have as much to do as each other, where there is work for them."""
+"""The least number of parts, so that several processes have equally much to do."""
 _MAX_RANKS_PER_PART = 512
 
 

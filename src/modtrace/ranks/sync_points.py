@@ -26,15 +26,15 @@ from ..ring.clocks import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives, Group, Timeline
 
 SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
-"""How the names of operators begin that end on no rank before all have called them."""
+"""The begins of the names of operators that end on no rank before all have called them."""
 
 _GROUP_SHIFT = 40
 
 _PER_READING = 64
-"""Collectives that one reading takes, if there are so many."""
+"""The number of collectives of one reading, if there are so many."""
 _MAX_READINGS = 64
 _MIN_RATE_ERROR = 1e-6
-"""How far the rate of two clocks changes within a reading at least."""
+"""The least change of the rate of two clocks that is assumed within a reading."""
 GroupKey = tuple[str, tuple[int, ...]]
 """A process group: its name as torch has it, and its global ranks, as different groups can have one name."""
 

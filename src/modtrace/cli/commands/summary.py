@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ...timeline.summary import GroupBy
 
 _FIRST_ROWS = (20, 12, 8, 4)
-"""How many rows lists have where all would be too long."""
+"""The numbers of rows that lists are cut to, one after the other, until they fit a first screen."""
 _COSTS = "flops", "rates", "compiled", "memory"
 SLOWEST_STEPS = 5
-"""How many of the slowest steps are listed below the modules."""
+"""The number of the slowest steps that are listed below the modules."""
 
 
 @click.command("summary")
@@ -194,7 +194,7 @@ def _all_texts(summary: "Summary", limit: int | None, width: int, *, of_steps: b
 def summarize_file(
     trace: str, by: "GroupBy" = "module", steps: options.StepRange | None = None, step_by: str | None = None
 ) -> tuple["Summary", list[str]]:
-    """Return the summary of a file, or of some of its steps, and what the user should know of what is not in it."""
+    """Return the summary of a file or of some of its steps, and notes for the user on what is not in it."""
     from ...public import Timeline
     from ...read import load_around, load_shown, ring_pieces
     from ...timeline.summary import summarize_pieces

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...live.top import JobView
 
 _MAX_EVENTS = 1 << 16
-"""Number of events read of all rings together: what is read again and again must not keep a core busy."""
+"""The events that are read of all rings together: reading again and again must not keep a core busy."""
 _MIN_EVENTS = 1 << 12
 _PIPE_WIDTH = 120
 _SECONDS = click.FloatRange(0.1, 3600)

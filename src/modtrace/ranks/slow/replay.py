@@ -158,7 +158,7 @@ _LEAST = INT64_MIN // 2
 
 
 class Replay:
-    """Replays what ranks did, each from its first event on."""
+    """A replay of all ranks, each from its first event on."""
 
     def __init__(self, events: RankEvents) -> None:
         self.events = events
@@ -179,7 +179,7 @@ class Replay:
         self._step_begin = group_starts(events.step[self._order])
 
     def times(self, shorter: Int64Array) -> Int64Array:
-        """Return when each event would have been, Unix ns."""
+        """Return the time of each event if some own times were shorter, Unix ns."""
         events, head = self.events, self._head
         since = np.cumsum(self._pace - shorter)
         missing, last = self._calls.copy(), np.full(len(self._calls), _LEAST)
@@ -213,7 +213,7 @@ class Replay:
 
 
 def counts_steps(rank: Int64Array, step: Int64Array) -> BoolArray:
-    """Return which rows, by rank, are not of one whose run is one step; all, if no rank has more."""
+    """Return which rows, by rank, are of ranks with several steps; all, if no rank has several."""
     begins = group_starts(rank)
     counts = np.minimum.reduceat(step, begins) != np.maximum.reduceat(step, begins)
     return np.repeat(counts if counts.any() else ~counts, group_lengths(begins, len(rank)))

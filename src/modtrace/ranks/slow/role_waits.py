@@ -103,7 +103,7 @@ class _Process(NamedTuple):
 
     @property
     def own_ends(self) -> Int64Array:
-        """When it had done something, ascending."""
+        """When its outermost spans and its ranges ended, ascending."""
         return np.sort(np.append((self.spans.start + self.spans.duration)[self.spans.depth == 0], self.ranges.end))
 
 
@@ -380,19 +380,19 @@ def _find_slower(
 
 
 def _of_others(times: Float64Array, holder: int) -> Float64Array:
-    """Return for each place what the others than one take, the median in each step."""
+    """Return for each place the median time in each step of all holders but one."""
     usual: Float64Array = np.median(np.delete(times, holder, axis=1), axis=1)
     return usual
 
 
 def _deviation(times: Float64Array) -> Float64Array:
-    """Return how much each row varies from step to step."""
+    """Return the deviation of each row from step to step."""
     deviation: Float64Array = MAD_TO_SIGMA * np.median(np.abs(times - np.median(times, axis=1, keepdims=True)), axis=1)
     return deviation
 
 
 def _main_place(places: Sequence[ModulePhase], times: Float64Array, more: Float64Array) -> int:
-    """Return which place says best what took more: a module, or the shortest range that has most of it."""
+    """Return the place that is named for a delay: a module, or the shortest range that has most of it."""
     in_range = np.array([phase == IN_RANGE for _, phase in places])
     modules, ranges = np.where(in_range, -np.inf, more), np.where(in_range, more, -np.inf)
     if not in_range.any() or modules.max() >= max(_MOST / 2 * ranges.max(), 0):
