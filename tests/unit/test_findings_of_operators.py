@@ -14,7 +14,7 @@ from modtrace.timeline.summary.findings import Finding
 from modtrace.timeline.summary.findings.noted import NotedSteps, Operator
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline
-from tests.unit.test_findings import BLOCKS, MS, STEP_MS, found, training
+from tests.unit.test_findings import BLOCKS, MS, STEP_MS, STEPS, found, training
 from tests.unit.test_findings_of_calls import with_loss
 from tests.unit.test_findings_of_notes import noted
 
@@ -93,6 +93,36 @@ def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, 
 )
 def test_what_is_close_to_that_is_no_finding(own: float, operators: Operators) -> None:
     assert found(with_own(own, operators)) == []
+
+
+@pytest.mark.parametrize(
+    ("operators", "trains", "count"),
+    [
+        ([("cat", 2, 0.5), ("scaled_dot_product_attention", 1, 0.4)], False, 1),
+        ([("cat", 2, 0.4), ("scaled_dot_product_attention", 1, 0.5)], False, 0),
+        ([("cat", 2, 0.5), ("linear", 1, 0.4)], False, 0),
+        ([("cat", 2, 0.5), ("scaled_dot_product_attention", 1, 0.4)], True, 0),
+    ],
+)
+def test_attention_that_puts_its_cache_together_anew(operators: Operators, trains: bool, count: int) -> None:
+    script, now = EventScript(capacity=1 << 10), 1
+    net, attention = script.name("Net"), script.name("Net.attention")
+    for call in range(STEPS):
+        for name in (net, attention):
+            script.enter(now, name, call, call)
+        now += 2 * MS
+        for name in (attention, net):
+            script.exit(now, name, call, call + trains)
+        if trains:
+            script.node(now, now + MS, call)
+            now += MS
+            script.step(now, call)
+    rows = [(name, round(LOOKS * times), round(2 * LOOKS * ms * MS)) for name, times, ms in operators]
+    total = "", sum(times for _, times, _ in rows), sum(ns for _, _, ns in rows)
+    timeline = noted(build_timeline(script.snapshot()), inside={"Net.attention": [total, *rows]})
+
+    named = [one for one in timeline.summary().findings if one.what.startswith("puts the tensors")]
+    assert [(one.where, one.ns_per_step) for one in named] == [("Net.attention", round(10 / 9 * MS))] * count
 
 
 def test_operators_of_a_loop_are_named_a_call() -> None:

@@ -36,6 +36,7 @@ PARAMETRIZATIONS = ".parametrizations."
 _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
 """Operators that attention by hand calls twice, for its scores, and for what these weigh: more often with positions."""
 _ALL_PRODUCTS = _PRODUCTS | {"linear", "addmm", "mm"}
+_ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "_softmax"})
 _NOT_IN_ATTENTION = frozenset({"add", "add_", "dropout"})
 """What `scaled_dot_product_attention` is not sure to do with less: a bias that is learned, dropout on a CPU."""
 
@@ -47,7 +48,8 @@ names: both take as much for the others."""
 _LEAST = 0.05
 """Share of a step that such work takes at least: as for loops outside of modules, since it is known what it is."""
 _LEAST_PYTHON = 0.10
-"""For Python where nothing is trained: models of transformers that are small have up to 0.06 while they generate."""
+"""For Python, and for `cat`, which positions need too, where nothing is trained: models of transformers that are small
+have up to 0.06 of Python while they generate."""
 
 
 _OF_ALL = 0.5
@@ -124,6 +126,13 @@ def _attention_ns(own: Own) -> float:
     return own.share(lambda name: name not in _ALL_PRODUCTS) * (own.forward_ns + own.backward_ns)
 
 
+def _cache_ns(own: Own) -> float:
+    """Return what attention without a backward takes to put tensors together, if that is most of it."""
+    if own.backward_ns or _ATTENTION.isdisjoint(each.name for each in own.longest):
+        return 0.0
+    return _share_of_work(own, own.share(lambda name: name == "cat"), with_backward=False, least=_MOST)
+
+
 def _table_ns(own: Own) -> float:
     is_table = own.module_class in ("Embedding", "EmbeddingBag")
     return own.backward_ns if is_table and own.backward_ns >= _TABLE * own.forward_ns else 0.0
@@ -159,6 +168,12 @@ _KINDS = (
         "computes attention by hand, with all weights in memory",
         _attention_ns,
         "scaled_dot_product_attention keeps none (in nn.MultiheadAttention need_weights=False), which is quicker",
+    ),
+    _Kind(
+        "puts the tensors of its attention together anew in each call",
+        _cache_ns,
+        "a cache of a fixed size, as StaticCache of transformers, takes what is new in its place",
+        of_calls=_LEAST_PYTHON,
     ),
     _Kind(
         "copies tensors, or makes them anew, in each call",
