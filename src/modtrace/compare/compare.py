@@ -11,19 +11,10 @@ from .._errors import ModtraceError
 from ..read import read_timeline
 from ..timeline import Timeline
 from ..timeline.summary import GroupBy, outer_modules
+from . import run_times
 from .diff_result import Diff
 from .regions import fold_regions, names_in_functions
-from .run_times import (
-    EXACT_VALUE_PREFIXES,
-    RunTimes,
-    is_baseline,
-    measure_run,
-    names_around,
-    read_baseline,
-    renamed_run,
-    texts_by_key,
-    write_baseline,
-)
+from .run_times import RunTimes
 from .side_by_side import TypicalStep, cut_typical_step
 from .verdicts import PeakChange, compare_modules, compare_steps
 
@@ -100,7 +91,7 @@ def save_baseline(
         WriteError: the file cannot be written; an existing file is intact.
     """
     runs = [run for run, _ in measure_side(recordings, by, step_by)]
-    write_baseline(runs, path)
+    run_times.write_baseline(runs, path)
     return runs
 
 
@@ -120,12 +111,12 @@ def measure_side(
 
 def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tuple[RunTimes, TypicalStep | None]]:
     if isinstance(recording, Timeline):
-        return [(measure_run(recording, by, step_by), cut_typical_step(recording, by, step_by))]
-    if is_baseline(recording):
-        return [(run, None) for run in read_baseline(recording)]
+        return [(run_times.measure_run(recording, by, step_by), cut_typical_step(recording, by, step_by))]
+    if run_times.is_baseline(recording):
+        return [(run, None) for run in run_times.read_baseline(recording)]
     timeline = read_timeline(recording)
     try:
-        return [(measure_run(timeline, by, step_by), cut_typical_step(timeline, by, step_by))]
+        return [(run_times.measure_run(timeline, by, step_by), cut_typical_step(timeline, by, step_by))]
     except ModtraceError as error:
         raise ModtraceError(f"{os.fspath(recording)}: {error}") from error
 
@@ -139,16 +130,19 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
 
     Raises ModtraceError if that gives two modules one name, or names a module that is missing.
     """
-    names_of = [{name for run in side for fqn in run.classes for name in names_around(fqn)} for side in (before, after)]
+    names_of = [
+        {name for run in side for fqn in run.classes for name in run_times.names_around(fqn)}
+        for side in (before, after)
+    ]
     for old, new in renamed.items():
         for names, name, when in zip(names_of, (old, new), ("before", "after"), strict=True):
             if name not in names:
                 raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
-    before = [renamed_run(run, renamed) for run in before]
+    before = [run_times.renamed_run(run, renamed) for run in before]
     names_before, names_after = names_in_functions(before, after), names_in_functions(after, before)
     given = len(before), len(after)
-    before = _without_copies([renamed_run(run, names_before) for run in before])
-    after = _without_copies([renamed_run(run, names_after) for run in after])
+    before = _without_copies([run_times.renamed_run(run, names_before) for run in before])
+    after = _without_copies([run_times.renamed_run(run, names_after) for run in after])
     folded_before, folded_after, inside = fold_regions(before, after)
     modules = compare_modules(folded_before, folded_after)
     return Diff(
@@ -172,7 +166,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
 
 def _changed_classes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
     """Return the class before and after of each module that has another one; a model's class is its name."""
-    old, new = (texts_by_key(run.classes for run in side) for side in (before, after))
+    old, new = (run_times.texts_by_key(run.classes for run in side) for side in (before, after))
     return {
         fqn: (min(old[fqn]), min(new[fqn]))
         for fqn in old
@@ -205,7 +199,7 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
     differing = dict[str, tuple[str, str]]()
     for key in dict.fromkeys(key for run in (*before, *after) for key in run.environment):
         # An exact value is left out of recordings that did not count it.
-        missing = "" if key.startswith(EXACT_VALUE_PREFIXES) else "?"
+        missing = "" if key.startswith(run_times.EXACT_VALUE_PREFIXES) else "?"
         texts = ([run.environment.get(key, missing) for run in side] for side in (before, after))
         old, new = (", ".join(filter(None, dict.fromkeys(side))) for side in texts)
         if old and new and old != new:
@@ -222,7 +216,7 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     before, after = _unmatched(base, new), _unmatched(new, base)
     pairs: dict[str, str] = {}
     stayed = base.classes.keys() & new.classes.keys()
-    around_stayed = {outer for fqn in stayed for outer in names_around(fqn)}
+    around_stayed = {outer for fqn in stayed for outer in run_times.names_around(fqn)}
     for place, vanished in before.items():
         appeared = after.get(place, [])
         if len(vanished) == len(appeared):
@@ -240,7 +234,7 @@ def _inside(run: RunTimes, outer: Container[str]) -> dict[str, list[str]]:
     """Return the names of the modules that are, or are in, each of these."""
     inside: dict[str, list[str]] = {}
     for fqn in run.classes:
-        for name in names_around(fqn):
+        for name in run_times.names_around(fqn):
             if name in outer:
                 inside.setdefault(name, []).append(fqn)
     return inside

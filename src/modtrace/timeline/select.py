@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._arrays import (
-    INT64_MAX,
-    INT64_MIN,
-    BoolArray,
-    Float64Array,
-    IndexArray,
-    Int32Array,
-    Int64Array,
-    Numbering,
-)
+from .._arrays import INT64_MAX, INT64_MIN, BoolArray, Float64Array, IndexArray, Int32Array, Int64Array, Numbering
 from .contents import COUNTED, WHOLE_RUN
 from .nesting import InnermostLookup, extents
 from .slices import BACKWARD, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Arg, Slices, in_start_order, map_arg

@@ -121,8 +121,9 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
     ends = np.flatnonzero(events.kind == Kind.HELD)
     until = int(refused[-1]) if len(refused) else int(ends[-1]) + 1 if len(ends) else len(events)
     held, last = _last_value(samples, events.value[samples], np.array([until, len(events)])).tolist()
+    by = Counter({name: int(_last_value(*owner, np.array([until]))[0]) for name, owner in owners.items()})
     memory = HeldMemory(
-        *(held, _held_by(owners, until), last, *_growth(analysis, samples, owners)),
+        *(held, dict(by.most_common()), last, *_growth(analysis, samples, owners)),
         saved=_saved(analysis),
         at_peak=_at_peak(analysis, samples),
     )
@@ -172,11 +173,6 @@ def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:
         events_before, held = owners.get(owner, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
         owners[owner] = np.append(events_before, index[rows]), np.append(held, value[rows] >> HOLDER_BITS)
     return owners
-
-
-def _held_by(owners: dict[str, _Owner], until: int) -> dict[str, int]:
-    last = {who: int(_last_value(*owner, np.array([until]))[0]) for who, owner in owners.items()}
-    return dict(sorted(last.items(), key=lambda item: -item[1]))
 
 
 def _saved(analysis: RingAnalysis) -> dict[str, int]:

@@ -11,16 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._arrays import (
-    INT64_MAX,
-    AnyArray,
-    BoolArray,
-    Int64Array,
-    SignedIntArray,
-    begins_run,
-    is_any,
-    order_in_groups,
-)
+from ..._arrays import INT64_MAX, AnyArray, BoolArray, Int64Array, SignedIntArray, begins_run, is_any, order_in_groups
 from ..._interrupts import cached_property
 from ...ring import slot_format
 from ...ring.slot_format import Events, Kind
@@ -110,8 +101,11 @@ class Intervals:
 
 def build_intervals(events: Events) -> Intervals:
     """Pair the starts and ends in `events` and nest them."""
-    parts = pair_calls(events), _pair_nodes(events), _pair_segments(events)
-    columns = {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
+    parts = [_MISSING | part for part in (pair_calls(events), _pair_nodes(events), _pair_segments(events))]
+    columns: _IntervalColumns = {
+        field: np.concatenate([np.broadcast_to(part[field], len(part["thread"])) for part in parts])
+        for field in parts[0]
+    }
     _bound_by_own_thread(events, columns)
     last = 2 * len(events) + 2
     start_position, end_position = columns["start_position"], columns["end_position"]
@@ -184,38 +178,23 @@ def is_core_event(events: Events) -> BoolArray:
     return ~is_any(events.kind, other_kinds)
 
 
-def _columns(count: int, **columns: AnyArray | int | bool) -> _IntervalColumns:
-    """Fill in the fields that a kind of interval does not have; scalars become columns of `count` entries."""
-    defaults: dict[str, Any] = {
-        "sequence": -1,
-        "exit_sequence": -1,
-        "forward_thread": -1,
-        "backward_pass": -1,
-        "end_unknown": False,
-    }
-    filled = defaults | columns
+_MISSING: dict[str, Any] = dict.fromkeys(("sequence", "exit_sequence", "forward_thread", "backward_pass"), -1)
+"""The fields that a kind of interval may not have."""
+_MISSING["end_unknown"] = False
+
+
+def _paired(events: Events, first: SignedIntArray, last: SignedIntArray, **columns: Any) -> dict[str, Any]:
+    """Return where and when pairs of events begin and end, each -1 where it is missing, and other columns."""
     return {
-        field: np.full(count, value, np.bool_ if isinstance(value, bool) else np.int64) if np.isscalar(value) else value
-        for field, value in sorted(filled.items())
-    }
+        "thread": events.thread[np.where(first >= 0, first, last)].astype(np.int64),
+        "start_position": np.where(first >= 0, 2 * first + 1, -1),
+        "end_position": np.where(last >= 0, 2 * last + 1, -1),
+        "start": events.time[first],
+        "end": events.time[last],
+    } | columns
 
 
-def _paired(events: Events, first: SignedIntArray, last: SignedIntArray, **columns: AnyArray | int) -> _IntervalColumns:
-    """Fill in where and when pairs of events begin and end, each -1 where it is missing, and other columns."""
-    return _columns(
-        len(first),
-        **{
-            "thread": events.thread[np.where(first >= 0, first, last)].astype(np.int64),
-            "start_position": np.where(first >= 0, 2 * first + 1, -1),
-            "end_position": np.where(last >= 0, 2 * last + 1, -1),
-            "start": events.time[first],
-            "end": events.time[last],
-        }
-        | columns,
-    )
-
-
-def pair_calls(events: Events) -> _IntervalColumns:
+def pair_calls(events: Events) -> dict[str, Any]:
     """Pair enters and exits by name and key."""
     is_enter = is_any(events.kind, slot_format.CALL_ENTER_KINDS)
     index = np.flatnonzero(is_enter | is_any(events.kind, slot_format.CALL_EXIT_KINDS))
@@ -242,7 +221,7 @@ def call_ids(events: Events, index: SignedIntArray) -> Int64Array:
     return name << slot_format.CALL_KEY_BITS | recompute.astype(np.int64) << slot_format.CALL_INDEX_BITS | call_index
 
 
-def _pair_nodes(events: Events) -> _IntervalColumns:
+def _pair_nodes(events: Events) -> dict[str, Any]:
     """Pair the native engine's node begins and ends by thread, sequence number, forward thread and graph task."""
     index = np.flatnonzero((events.kind == Kind.NODE_BEGIN) | (events.kind == Kind.NODE_END))
     name, value, thread = events.name[index], events.value[index], events.thread[index]
@@ -367,7 +346,7 @@ def _count_running(events: Events, group: Int64Array, gap_start: Int64Array, gap
     return np.asarray(begun - ended, np.int64)
 
 
-def _pair_segments(events: Events) -> _IntervalColumns:
+def _pair_segments(events: Events) -> dict[str, Any]:
     """Take each segment, from one "the nodes of this call run from now on" to the next, as one node."""
     index = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
     thread = events.thread[index].astype(np.int64)
@@ -392,22 +371,21 @@ def _pair_segments(events: Events) -> _IntervalColumns:
         # Nothing says when the pass failed; it ran at least until the last event of this thread before that was seen.
         before = np.flatnonzero(events.thread[: last_event[segment]] == thread[segment])[-1]
         end_position[segment], end[segment] = 2 * before + 2, events.time[before]
-    return _columns(
-        len(index),
-        end_unknown=end_unknown,
-        thread=thread,
-        start_position=2 * index + 1,
-        end_position=end_position,
-        start=events.time[index],
-        end=end,
-        is_node=True,
-        name=np.where(has_sequence, slot_format.NO_NAME, name),
-        call_key=np.where(has_sequence, -1, value & slot_format.CALL_KEY_MASK),
-        sequence=np.where(has_sequence, value & slot_format.SEQUENCE_MASK, -1),
-        forward_thread=np.where(has_sequence, name >> slot_format.FORWARD_THREAD_SHIFT, -1),
+    return {
+        "end_unknown": end_unknown,
+        "thread": thread,
+        "start_position": 2 * index + 1,
+        "end_position": end_position,
+        "start": events.time[index],
+        "end": end,
+        "is_node": True,
+        "name": np.where(has_sequence, slot_format.NO_NAME, name),
+        "call_key": np.where(has_sequence, -1, value & slot_format.CALL_KEY_MASK),
+        "sequence": np.where(has_sequence, value & slot_format.SEQUENCE_MASK, -1),
+        "forward_thread": np.where(has_sequence, name >> slot_format.FORWARD_THREAD_SHIFT, -1),
         # Our own numbers of passes and torch's of graph tasks count apart.
-        backward_pass=np.where(has_sequence, -2 - pass_id, pass_id),
-    )
+        "backward_pass": np.where(has_sequence, -2 - pass_id, pass_id),
+    }
 
 
 def segment_pass(events: Events) -> Int64Array:

@@ -26,18 +26,10 @@ from ..join import put_modules_before
 from ..slices import Args, append_to, join_args
 from ..step_pieces import trained_modules
 from ..timeline import Timeline
+from . import from_ring
 from .analysis import MAX_BACKWARD_EVENTS, RingAnalysis
 from .cuts import find_cuts
-from .from_ring import (
-    ModuleSpans,
-    Samples,
-    assemble_timeline,
-    build_timeline,
-    decode_modules,
-    describe_open,
-    describe_whole_run,
-    join_modules,
-)
+from .from_ring import ModuleSpans, Samples
 from .held_memory import HeldMemory, held_memory, samples_at_moments
 from .intervals import pair_by_value
 from .open_calls import OpenCall
@@ -183,7 +175,7 @@ class RingPieces:
         piece, before = self._piece(begin, end), self.others.all_events
         ranges = before.take((before.serial < begin) & is_any(before.kind, slot_format.RANGE_KINDS))
         last = RingAnalysis(with_events(piece.snapshot, [ranges, piece.all_events]))
-        return describe_open(last, self._parts_with)
+        return from_ring.describe_open(last, self._parts_with)
 
     def _parts_with(self, call: OpenCall) -> Iterable[RingAnalysis]:
         if call.phase == "backward":
@@ -200,7 +192,7 @@ class RingPieces:
         self._seen, self._rest = list[ModuleSpans](), None
         tracks, first_link = Numbering[int](), 0
         for piece in self._analyses():
-            modules = decode_modules(piece, self.counted[0], tracks)
+            modules = from_ring.decode_modules(piece, self.counted[0], tracks)
             link = modules.columns["link"]
             link[link >= 0] += first_link
             first_link = max(first_link, int(link.max(initial=-1)) + 1)
@@ -239,7 +231,7 @@ class RingPieces:
             is_in_piece[rows[(rows >= 0) & (begun < slots.recorded) & (ended >= slots.overwritten)]] = True
         part = RingAnalysis(piece.snapshot._replace(slots=slots._replace(events=events.take(is_in_piece))), self.others)
         open_at_end = self.open_at_end if slots.recorded == self._serials.stop else {}
-        return assemble_timeline(part, place_among(part, piece, modules), self.memory, open_at_end)
+        return from_ring.assemble_timeline(part, place_among(part, piece, modules), self.memory, open_at_end)
 
     def __iter__(self) -> Iterator[Timeline]:
         """Yield the pieces. Names, tracks of modules and links are numbered alike in all; stats are of those so far."""
@@ -277,15 +269,15 @@ class RingPieces:
         if self.whole is not None:
             return self.whole
         if self._rest is None:
-            modules = join_modules(self._seen)
+            modules = from_ring.join_modules(self._seen)
             modules = modules._replace(flops=(self.counted[1], modules.flops[1]))
-            self._rest = self._change(assemble_timeline(self.others, modules, self.memory, self.open_at_end))
+            self._rest = self._change(from_ring.assemble_timeline(self.others, modules, self.memory, self.open_at_end))
         return self._rest
 
     def join(self) -> Timeline:
         """Return the timeline of all pieces; memory holds them once."""
         if self.whole is None and not self.cuts:
-            self.whole = self._change(build_timeline(self._read(None, ())))
+            self.whole = self._change(from_ring.build_timeline(self._read(None, ())))
         if self.whole is None:
             columns: dict[str, AnyArray] = {}
             args, first = list[tuple[int, Args]](), 0
@@ -299,7 +291,7 @@ class RingPieces:
         return self.whole
 
     def _whole_run(self, spans: int) -> dict[str, float | None]:
-        return describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans)
+        return from_ring.describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans)
 
 
 def parts_of(serials: range) -> Iterator[range]:

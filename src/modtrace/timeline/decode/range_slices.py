@@ -63,7 +63,9 @@ def build_collectives(analysis: RingAnalysis, tracks: Sequence[Track], process: 
     name = name - (len(text_ids) - len(names))
     # Up to 100 ms pass between the end of the work and the question whether it is done. The stream's event has the end.
     on_device = np.array([bool(name.device) for name in names] + [False])[name]
-    done_on_host = _find_done(events, index[~calls], begin, is_wait)
+    host_done = np.append(index[~calls], -1)[find_key(_key(events, index[~calls]), _key(events, begin))]
+    is_done = (host_done >= 0) & ~is_wait & (events.time[host_done] >= events.time[begin])
+    done_on_host = np.where(is_done, events.time[host_done], -1)
     done = np.where(on_device, _find_done_on_device(analysis, begin, end, is_wait), done_on_host)
     exit_value = np.where(complete & ~is_wait, events.value[end], 0)
     nbytes = np.where(exit_value > 0, exit_value & (slot_format.NOT_AWAITED_BIT - 1), 0)
@@ -105,14 +107,11 @@ def _key(events: Events, index: AnyArray) -> Int64Array:
     return np.asarray(events.name[index].astype(np.int64) << _COUNTER_BITS | counter, np.int64)
 
 
-def _find_done(events: Events, done: AnyArray, begin: Int64Array, is_wait: BoolArray) -> Int64Array:
-    """Return when each call was complete, monotonic nanoseconds; -1 for waits and where it is not known."""
-    done = np.append(done, -1)[find_key(_key(events, done), _key(events, begin))]
-    return np.where((done >= 0) & ~is_wait & (events.time[done] >= events.time[begin]), events.time[done], -1)
-
-
 def _find_done_on_device(analysis: RingAnalysis, begin: Int64Array, end: Int64Array, is_wait: BoolArray) -> Int64Array:
-    """Return the same for calls that a device runs: when its stream passed the end of the call, or of a first wait."""
+    """Return when calls that a device runs were complete, monotonic nanoseconds; -1 for waits and what is not known.
+
+    That is when its stream passed the end of the call, or of the first wait for it.
+    """
     events = analysis.all_events
     points = device_points(events, analysis.queued, of_collectives=True)
     reached = np.full(len(events), -1, np.int64)

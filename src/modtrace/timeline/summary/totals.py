@@ -14,6 +14,7 @@ from ..nesting import extents, is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, PHASES, RECOMPUTE, Arg, Slices
 from ..step_pieces import step_pieces
+from . import units
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
 from .findings import Measured, Runs, find_findings, lines_of_parts, looked_at
@@ -26,16 +27,7 @@ from .parts import DividedSteps, divide_piece, join_divided, measure_collections
 from .slow_steps import explain_steps, name_places
 from .step_bounds import OPTIMIZER, find_step_bounds
 from .step_times import Steps, is_in_evaluation, measure_steps
-from .units import (
-    GroupTimes,
-    Percentiles,
-    join_times,
-    measure_ranges,
-    measure_units,
-    percentiles_by_group,
-    sum_by_group_and_step,
-    sum_up_ranges,
-)
+from .units import GroupTimes, Percentiles
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -49,7 +41,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     summary = replace(
         summarize_pieces(step_pieces(timeline) if step_by == OPTIMIZER else [timeline], by, step_by, device),
         others_ns=_time_of_others(timeline),
-        units=measure_units(timeline, step_by),
+        units=units.measure_units(timeline, step_by),
     )
     return summary if timeline.gpu_work is None else with_gpu_times(summary, timeline.gpu_work)
 
@@ -158,13 +150,13 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
         self_ns=sums_at(total_ns.shape, (columns.phase, group), self_ns),
         calls=np.bincount(group[columns.phase == FORWARD], minlength=len(groups)),
         order=called[np.argsort(first)].tolist(),
-        in_steps=sum_by_group_and_step(join_times([outer, inner])),
+        in_steps=units.sum_by_group_and_step(units.join_times([outer, inner])),
         steps=steps,
         divided=divide_piece(timeline, step_by),
         counts=count_spans(timeline),
         memory=measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
         flops=_measure_flops(timeline, spans, steps),
-        ranges=measure_ranges(timeline),
+        ranges=units.measure_ranges(timeline),
         runs=_count_runs(timeline, spans, steps, in_phase_ns, self_ns),
         collections=measure_collections(timeline),
     )
@@ -237,7 +229,7 @@ def _sum_up(
     in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
     if not divided.bounds.whole.any():  # nor is the number of any step known
         counted = np.unique(np.concatenate([piece.step[piece.step >= 0] for piece in in_steps]))
-    percentiles = percentiles_by_group(in_steps, steps=counted, groups=len(groups))
+    percentiles = units.percentiles_by_group(in_steps, steps=counted, groups=len(groups))
     order = list(dict.fromkeys(group for piece in pieces for group in piece.order))
     columns = _module_columns(pieces, order, counted, percentiles)
     counts = SpanCounts.joined([piece.counts for piece in pieces])
@@ -265,7 +257,7 @@ def _sum_up(
         device=device,
         memory=memory,
         flops=flops,
-        ranges=sum_up_ranges([piece.ranges for piece in pieces]),
+        ranges=units.sum_up_ranges([piece.ranges for piece in pieces]),
         compiled=compiled_modules(timeline.metadata),
     )
     runs = _sum_groups((piece.runs for piece in pieces), len(groups))
