@@ -25,7 +25,7 @@ from modtrace.live.where_table import render
 from modtrace.ring import Kind
 from modtrace.ring.event_text import range_text
 from modtrace.ring.file_format import SLOTS_OFFSET
-from modtrace.ring.owner import find_process
+from modtrace.ring.owner import process_start
 from modtrace.ring.slot_format import (
     CALL_KEY_BITS,
     FORWARD_THREAD_SHIFT,
@@ -160,14 +160,16 @@ def test_time_that_passes_behind_the_look_is_no_time_in_a_call(tmp_path: Path, m
 
 def test_a_process_that_was_killed_and_not_waited_for_is_not_there() -> None:
     process = start_python("-c", "input()", stdin=subprocess.PIPE)
-    assert find_process(process.pid)
+    assert process_start(process.pid)
 
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
-    assert find_process(process.pid) is False
+    with pytest.raises(ProcessLookupError):
+        process_start(process.pid)
     process.communicate()
-    assert find_process(process.pid) is False
+    with pytest.raises(ProcessLookupError):
+        process_start(process.pid)
 
 
 def test_on_windows_no_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +177,7 @@ def test_on_windows_no_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("os.kill", None)
     with monkeypatch.context() as windows:
         windows.setattr("os.name", "nt")
-        process = find_process(os.getpid())
+        process = process_start(os.getpid())
 
     assert process is None
 

@@ -139,28 +139,31 @@ def _by_process(header: FileHeader) -> bool | None:
     pid, writer = header.metadata.get("pid"), header.writer
     if pid is None or None in _here() or (writer.get("boot"), writer.get("pid_namespace")) != _here():
         return None
-    start_ticks = find_process(pid)
-    return start_ticks if start_ticks is None or start_ticks is False else start_ticks == writer.get("start_ticks")
-
-
-def find_process(pid: int) -> int | bool | None:
-    """Return when a process began, in ticks; False if there is none, None if the system does not say."""
-    if pid < 1:
-        return False
-    if os.name != "posix":
-        return None  # there is no way to ask: os.kill would interrupt a process on Windows
     try:
-        os.kill(pid, 0)
+        start_ticks = process_start(pid)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        pass  # another user's
+    return None if start_ticks is None else start_ticks == writer.get("start_ticks")
+
+
+def process_start(pid: int) -> int | None:
+    """Return when a process began, in ticks; None if the system does not say.
+
+    Raises ProcessLookupError if there is no such process.
+    """
+    if pid < 1:
+        raise ProcessLookupError(pid)
+    if os.name != "posix":
+        return None  # there is no way to ask: os.kill would interrupt a process on Windows
+    with contextlib.suppress(PermissionError):  # another user's
+        os.kill(pid, 0)
     try:
         stat = read_process_stat(pid)
     except OSError:
         return None
-    # A killed process whose parent has not waited for it yet is still listed.
-    return False if stat.state in "ZX" else stat.start_ticks
+    if stat.state in "ZX":  # it was killed, and its parent has not waited for it yet
+        raise ProcessLookupError(pid)
+    return stat.start_ticks
 
 
 @cache
