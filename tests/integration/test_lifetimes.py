@@ -23,7 +23,7 @@ import modtrace
 from modtrace.record_options import EngineName
 from modtrace.track import step_notes
 from modtrace.track.naming.modules import MethodCall
-from modtrace.track.thread_files import RunDelay
+from modtrace.track.sampling import RunDelay
 from tests.support.models import ARCHITECTURES
 from tests.support.small_modules import made_in_place_of
 from tests.support.test_scale import PYTHON_IN_FULL

@@ -24,8 +24,8 @@ import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.contents import STEP_NOTES
 from modtrace.timeline.summary.findings.noted import program_facts
+from modtrace.track.sampling import ResidentMemory, RunDelay
 from modtrace.track.step_notes import StepNotes
-from modtrace.track.thread_files import ResidentMemory, RunDelay
 
 pytestmark = pytest.mark.usefixtures("native_engine", "nothing_compiled")
 

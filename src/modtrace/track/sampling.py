@@ -1,7 +1,12 @@
-"""Sampling at calls of modules, on request: shapes of inputs, and memory. It costs nothing unless asked for."""
+"""Samples of what runs: shapes and memory at calls of modules, on request; a thread's wait for a processor.
+
+The first cost nothing unless asked for. `RunDelay` and `ResidentMemory` keep their files in `/proc` open: each belongs
+to one thread.
+"""
 
 import contextlib
-import mmap
+import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +16,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from .._errors import RecordingError
+from .._interrupts import raised_by_handler
 from ..ring import Kind, NameTable
 from .call_patch import Patch, Wrapper
 from .event_sink import EventSink, OnError
@@ -76,7 +82,7 @@ def _format_shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 def _memory_counters() -> list[tuple[str, int]]:
     counters: list[tuple[str, int]] = []
     with contextlib.suppress(FileNotFoundError), open("/proc/self/statm", "rb") as statm:
-        counters.append(("process RSS", int(statm.read().split()[1]) * mmap.PAGESIZE))
+        counters.append(("process RSS", int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")))
     # `is_available` would start CUDA's driver, and children that are forked after that cannot use CUDA.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
@@ -99,3 +105,74 @@ def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
 
 
 _PATCH = Patch(_make_wrapper)
+
+
+class _ThreadFile:
+    """A file in `/proc/thread-self`, which stays open; to read it costs some 5 µs."""
+
+    def __init__(self, name: str) -> None:
+        self._path = f"/proc/thread-self/{name}"
+        self._file, self._inode, self._thread = -1, 0, 0
+
+    def read(self) -> list[bytes]:
+        """Return the words in the file of the thread that calls; none if the system has no such file."""
+        try:
+            if (thread := threading.get_native_id()) != self._thread or not self._is_open():
+                self.close()
+                # The flag is of Windows, which has no such file.
+                self._file = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+                self._thread = thread
+                self._inode = os.fstat(self._file).st_ino
+            return os.pread(self._file, 128, 0).split()
+        except OSError as error:
+            if raised_by_handler(error):  # as the TimeoutError of a time limit
+                raise
+            self.close()
+            return []
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._is_open():
+            os.close(self._file)
+        self._file, self._thread = -1, 0
+
+    def _is_open(self) -> bool:
+        """Say whether the file is open: a program may close all that are, and its own then have their numbers."""
+        try:
+            return self._file >= 0 and os.fstat(self._file).st_ino == self._inode
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
+            return False
+
+
+class RunDelay:
+    """Reads how long the thread that calls has waited for a processor: what a busy machine does, and no program."""
+
+    def __init__(self) -> None:
+        self._file, self._thread, self._waited_ns = _ThreadFile("schedstat"), 0, 0
+
+    def __call__(self) -> int:
+        """Return how long this thread has waited since the last call, in nanoseconds; 0 if that is not known."""
+        last_thread, self._thread, last_ns = self._thread, threading.get_native_id(), self._waited_ns
+        words = self._file.read()
+        self._waited_ns = int(words[1]) if len(words) > 1 else 0
+        return max(0, self._waited_ns - last_ns) if last_thread == self._thread else 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        self._thread = 0
+
+
+class ResidentMemory:
+    """Reads how many bytes the process holds in memory."""
+
+    def __init__(self) -> None:
+        self._file = _ThreadFile("statm")
+        self.close = self._file.close
+
+    def __call__(self) -> int:
+        """Return the bytes; 0 if they are not known."""
+        words = self._file.read()
+        return int(words[1]) * os.sysconf("SC_PAGESIZE") if len(words) > 1 else 0
