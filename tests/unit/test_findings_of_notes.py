@@ -245,6 +245,23 @@ def test_other_time_is_said_to_be_between_lines(gaps: object, said: str | None) 
     assert finding.evidence == "3 ms of 12 ms (medians)" + (said or "; 100% of it follows optimizer")
 
 
+def test_other_time_that_grows_is_said_to_be_between_lines_and_in_operators() -> None:
+    # Steps of 9 ms, and 0 to 23 ms more, 16 of which are between two lines in a step that was looked at.
+    growing = training(steps=24, pause=lambda step: step)
+    cat = {"outside": [["cat", 2, 16 * MS]]}
+    grows = [
+        one
+        for one in noted(growing, gaps=[gap([2 * MS, 16 * MS])], operators=cat).summary().findings
+        if one.what == "takes longer from step to step"
+    ]
+
+    assert [one.part for one in grows] == ["other"]
+    assert grows[0].evidence == (
+        "from 12 ms to 30 ms in 24 steps, outside of modules and ranges; 16 ms of such a step "
+        f"{AT_LINES.removeprefix('of it ')}; a step runs 1 × cat there, 8 ms"
+    )
+
+
 @pytest.mark.parametrize(
     ("before", "ns", "lines"),
     [

@@ -60,7 +60,7 @@ def find_findings(measured: Measured) -> list[Finding]:
         *slow_steps,
         *inside,
         *find_calls_at_once(measured),
-        *find_growing_steps(measured),
+        *find_growing_steps(measured, notes),
         *find_larger_inputs(measured),
         *find_reruns(measured),
         *find_large_parts(measured, notes, explained),

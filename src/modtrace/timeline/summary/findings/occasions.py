@@ -63,7 +63,7 @@ _MOSTLY = 0.7
 """What share of what is added a part or a module has for it to be named."""
 
 
-def find_growing_steps(measured: Measured) -> Iterator[Finding]:
+def find_growing_steps(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that steps take longer and longer, from each time on that they are short again, and what does."""
     ns = measured.duration_ns
     runs = [run for run in _runs(ns) if len(run) >= _LEAST_RUN]
@@ -95,6 +95,9 @@ def find_growing_steps(measured: Measured) -> Iterator[Finding]:
         evidence += f", in {place}, {'in all modules inside' if inner >= _MOSTLY else 'in its own time'}"
         is_whole = inner >= _MOSTLY and not measured.trains
         evidence += ": inputs grow, as those of a model that gets all tokens again, without a cache" if is_whole else ""
+    elif part == OTHER:
+        evidence += f", outside of modules and ranges{notes.longest_gap_text(part, per_step)}"
+        evidence += notes.outside_text(per_step, 0)
     if part is not None and where is None:
         ranges = measured.ranges_of(part)
         where = ranges[0].range if ranges else None
