@@ -114,11 +114,11 @@ class ProfileSource:
 
 
 ReportSource: TypeAlias = TimelineSource | ProfileSource
-"""What a report is made from; private things are already gone."""
+"""The two sources of a report; private things are already gone from them."""
 
 
 def _without_notes(timeline: Timeline) -> Timeline:
-    """Return the timeline of a copy, in which all texts are replaced, without what reading it says of its file."""
+    """Return the timeline of a copy, whose texts are all replaced, without the notes that reading a file adds."""
     return replace(timeline, metadata=clean_metadata(timeline.metadata))
 
 
@@ -311,7 +311,8 @@ def _gpu_table(path: Path, names: ReportNames) -> str:
     no_module = {no_module_name(reason) for reason in NoModuleReason}
     work = timeline.gpu_work
     if work is not None:
-        work = replace(work, modules=[one if one[0] in no_module else names.module(*one) for one in work.modules])
+        modules = [module if module[0] in no_module else names.module(*module) for module in work.modules]
+        work = replace(work, modules=modules)
     summary = summarize(replace(clean_timeline(timeline, names), gpu_work=work))
     return summary.sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
 

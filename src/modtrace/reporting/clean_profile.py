@@ -97,9 +97,7 @@ class EventFilter:
                 clean[key] = value
             elif key in event:
                 return None
-        for key in ("ts", "dur"):
-            if type(event.get(key)) in (int, float):
-                clean[key] = event[key]
+        clean |= {key: event[key] for key in ("ts", "dur") if type(event.get(key)) in (int, float)}
         if phase == "M":
             return self._metadata(clean, event.get("name"), args)
         if "ts" not in clean:
@@ -107,20 +105,17 @@ class EventFilter:
         if phase == "E":  # it ends what began last on its track
             return clean
         if phase in ("s", "t", "f"):
-            flow_id = event.get("id")
-            if category not in _FLOW_CATEGORIES or not (type(flow_id) is int or _is_number(flow_id)):
-                return None
-            flow_name = category if event.get("name") == category else FLOW_NAME
-            clean |= {"cat": category, "name": flow_name, "id": flow_id}
-            return clean | ({"bp": "e"} if event.get("bp") == "e" else {})
+            return _clean_arrow(clean, category, event)
         if phase == "C":
             return self._counter(clean, event.get("name"), args)
-        if phase not in ("X", "B", "i", "I") or not isinstance(event.get("name"), str):
+        return self._slice(clean, category, event, args) if phase in ("X", "B", "i", "I") else None
+
+    def _slice(self, clean: RawEvent, category: str | None, event: RawEvent, args: RawEvent) -> RawEvent | None:
+        """Add to the ids and times of a slice or an instant what a report may hold of it; None if its name is bad."""
+        name, is_instant = event.get("name"), clean["ph"] in ("i", "I")
+        if not isinstance(name, str) or (shown := self._name(category, name, args, is_instant=is_instant)) is None:
             return None
-        name = self._name(phase, category, event["name"], args)
-        if name is None:
-            return None
-        clean |= {"name": name, "args": _clean_args(args)}
+        clean |= {"name": shown, "args": _clean_args(args)}
         if category is not None:
             clean["cat"] = category
         if category in _SPAN_CATEGORIES:
@@ -130,11 +125,11 @@ class EventFilter:
             if type(event.get("bind_id")) is int:  # a flow event would bind to another span
                 clean["bind_id"] = event["bind_id"]
                 clean |= {key: True for key in ("flow_out", "flow_in") if event.get(key) is True}
-        if phase in ("i", "I"):
+        if is_instant:
             clean["s"] = event.get("s") if event.get("s") in ("g", "p", "t") else "t"
         return clean
 
-    def _name(self, phase: str, category: object, name: str, args: RawEvent) -> str | None:
+    def _name(self, category: str | None, name: str, args: RawEvent, *, is_instant: bool) -> str | None:
         """Return the event's name for the report; None if its category or name is unknown."""
         if category in _SPAN_CATEGORIES:
             if "fqn" in args:
@@ -149,28 +144,25 @@ class EventFilter:
             module_class, bar, number = name.removeprefix(MODULE).rpartition("_")
             return f"{MODULE}{self._names.module_class(module_class)}{bar}{number}" if number.isdecimal() else None
         if category in _OPERATION_CATEGORIES:
-            known = _OVERHEAD_NAME if category == "overhead" else _PROFILER_EVENT
-            if known.fullmatch(name):
+            if (_OVERHEAD_NAME if category == "overhead" else _PROFILER_EVENT).fullmatch(name):
                 return name
             return self._names.operation(name) if category == "cpu_op" else self._names.annotation(name)
         if category in _KERNEL_CATEGORIES:
             return self._names.kernel(name)
         if category in _RUNTIME_CATEGORIES:
             return name if _RUNTIME_CALL.fullmatch(name) else "runtime call"
-        return name if category is None and phase in ("i", "I") and _PROFILER_EVENT.fullmatch(name) else None
+        return name if category is None and is_instant and _PROFILER_EVENT.fullmatch(name) else None
 
     def _metadata(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent | None:
+        """Add to the ids of an event what it says of a process or a thread; None if its name is unknown."""
         if name == "process_name":
             clean_args: RawEvent = {"name": "python"}
         elif name == "thread_name":
             thread = str(args.get("name"))
-            track = _TRACK_NAME.fullmatch(thread)
-            if track:
-                thread = f"{track[1]} · {self._thread(track[2])}"
-            elif _THREAD_NAME.fullmatch(thread):
-                thread = self._known_thread(thread)
+            if track := _TRACK_NAME.fullmatch(thread):
+                thread = f"{track[1]} · {self._profiler_thread(track[2]) or self._names.thread(track[2])}"
             elif thread not in _WORD_IDS:
-                thread = f"thread {clean.get('tid')}"
+                thread = self._profiler_thread(thread) or f"thread {clean.get('tid')}"
             clean_args = {"name": thread}
         elif name in ("process_labels", "process_sort_index", "thread_sort_index"):
             clean_args = _clean_args(args)
@@ -180,11 +172,10 @@ class EventFilter:
             return None
         return clean | {"name": name, "args": clean_args}
 
-    def _thread(self, thread: str) -> str:
-        return self._known_thread(thread) if _THREAD_NAME.fullmatch(thread) else self._names.thread(thread)
-
-    def _known_thread(self, thread: str) -> str:
-        """Return a name that the profiler gave a thread, with the number of its id."""
+    def _profiler_thread(self, thread: str) -> str | None:
+        """Return the name of a thread with the number of its id if the profiler chose it, else None."""
+        if not _THREAD_NAME.fullmatch(thread):
+            return None
         return _THREAD_ID.sub(lambda match: f"thread {self._ids.number(int(match[1]))}", thread)
 
     def _counter(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent:
@@ -192,7 +183,17 @@ class EventFilter:
         return clean | {"name": self._names.counter(str(name)), "args": values}
 
 
+def _clean_arrow(clean: RawEvent, category: str | None, event: RawEvent) -> RawEvent | None:
+    """Add to the ids and times of an end of an arrow its kind and id; None if these are unknown."""
+    arrow_id = event.get("id")
+    if category not in _FLOW_CATEGORIES or not (type(arrow_id) is int or _is_number(arrow_id)):
+        return None
+    name = category if event.get("name") == category else FLOW_NAME
+    return {**clean, "cat": category, "name": name, "id": arrow_id, **({"bp": "e"} if event.get("bp") == "e" else {})}
+
+
 def _clean_args(args: RawEvent) -> RawEvent:
+    """Return the args of an event that are known to be harmless."""
     clean: RawEvent = {}
     for key, value in args.items():
         if key in _NUMBER_ARGS:
@@ -244,24 +245,21 @@ class CleanProfile:
 
 
 def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -> CleanProfile:
-    """Write the harmless part of a trace to `out`, with other times and ids of processes."""
+    """Write the harmless part of a trace to `out`, with other times and other ids of processes."""
     event_filter, table = EventFilter(names, IdNumbers()), EventTable()
     rows, shift = array("q"), None
     with TraceFile(path) as source, out.open("wb") as file:
         stream = EventStream(source)
         writer = _EventWriter(file)
         for chunk in stream.chunks():
-            clean_events = []
-            for row, event in enumerate(table.add(chunk.events), len(table) - len(chunk.events)):
-                if (clean := event_filter(event)) is None:
-                    continue
-                if clean["ph"] != "M":
-                    if shift is None:
-                        shift = int(clean["ts"]) - _BEFORE_FIRST_US
-                    clean["ts"] -= shift
-                rows.append(row)
-                clean_events.append(clean)
-            writer.write(clean_events)
+            first, events = len(table), [*map(event_filter, table.add(chunk.events))]
+            rows.extend(row for row, event in enumerate(events, first) if event is not None)
+            kept = [event for event in events if event is not None]
+            for event in kept:
+                if event["ph"] != "M":
+                    shift = int(event["ts"]) - _BEFORE_FIRST_US if shift is None else shift
+                    event["ts"] -= shift
+            writer.write(kept)
         base_time_ns(stream.keys, source.path)  # raises if it is not a time
         base = REPORT_START_NS - _BEFORE_FIRST_US * 1000
         writer.close(_clean_keys(stream.keys, base))
@@ -274,7 +272,7 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -
 def _times(
     table: EventTable, rows: Int64Array, shift: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, float, Float64Array]:
-    """Return what a `CleanProfile` knows of times, of some rows of a table that are all moved."""
+    """Return the times of a `CleanProfile`, from `times` to `decides`: of some rows of a table, moved by `shift` µs."""
     time, phase = table.start - shift, table.phase
     duration = np.where(phase == SLICE, table.duration, 0)
     is_step = [kind == "user_annotation" and str(name).startswith(STEP) for kind, name in table.kinds]
@@ -320,26 +318,25 @@ class _EventWriter:
 
 
 def _clean_keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
-    merged = keys.get(MERGED)
+    """Return the harmless top-level keys of a trace whose times count from `base`, Unix ns."""
+    merged, devices, distributed = keys.get(MERGED), keys.get("deviceProperties"), keys.get("distributedInfo")
     clean: dict[str, Any] = {}
     if merged is not None:
         version = merged.get("version") if isinstance(merged, dict) else None
         is_version = isinstance(version, str) and _VERSION.fullmatch(version)
         clean[MERGED] = {"version": version} if is_version else {}
-    clean |= {"schemaVersion": 1, "displayTimeUnit": "ms"}
-    clean["baseTimeNanoseconds"] = base
-    devices = keys.get("deviceProperties")
+    clean |= {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base}
     if isinstance(devices, list):
         clean["deviceProperties"] = [_clean_device(device) for device in devices if isinstance(device, dict)]
-    distributed = keys.get("distributedInfo")
     if isinstance(distributed, dict):
-        clean["distributedInfo"] = {
-            key: distributed[key] for key in ("rank", "world_size") if type(distributed.get(key)) is int
-        }
+        clean["distributedInfo"] = _int_values(distributed, ("rank", "world_size"))
     return clean
 
 
 def _clean_device(device: dict[str, Any]) -> dict[str, Any]:
-    clean = {key: device[key] for key in _DEVICE_NUMBER_KEYS if type(device.get(key)) is int}
-    name = device.get("name")
+    clean, name = _int_values(device, _DEVICE_NUMBER_KEYS), device.get("name")
     return clean | ({"name": name} if isinstance(name, str) and _DEVICE_NAME.fullmatch(name) else {})
+
+
+def _int_values(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: values[key] for key in keys if type(values.get(key)) is int}

@@ -38,8 +38,8 @@ _ALLOWED: Mapping[str, tuple[str | None, re.Pattern[str]]] = {
         *((key, None, _COUNT) for key in DEVICE_METADATA),
     )
 }
-"""For each key of a recording's metadata that a report holds: what to call it, None if it says nothing of the machine,
-and what its value must look like."""
+"""The keys of a recording's metadata that a report holds: the label of each in `environment.txt`, None for those that
+say nothing of the machine, and the pattern of its value."""
 
 
 def clean_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
@@ -60,11 +60,10 @@ def environment_text(metadata: Mapping[str, object]) -> str:
     It is about the machine that recorded: the one that makes the report may be another.
     """
     lines = [f"{label}: {value}" for key, value in clean_metadata(metadata).items() if (label := _ALLOWED[key][0])]
-    if lines:
-        lines = ["Noted by the recording when it started:", "", *lines]
-    else:
-        lines = ["The trace does not say where it was recorded."]
-    return "".join(f"{line}\n" for line in [*lines, "", f"Reported by modtrace {__version__}."])
+    head = (
+        ["Noted by the recording when it started:", ""] if lines else ["The trace does not say where it was recorded."]
+    )
+    return "".join(f"{line}\n" for line in [*head, *lines, "", f"Reported by modtrace {__version__}."])
 
 
 REPORT_START_NS = 946_684_800_000_000_000
@@ -150,9 +149,13 @@ def _clean_args(args: Args, names: ReportNames) -> Args:
         Arg.DEVICE: _clean_device,
         Arg.TRIGGER: lambda text: text if text in TRIGGERS else None,
     }
-    known = {name: column for name, column in args.items() if name in ARGS}
-    cleaned = {name: column.with_texts(cleaning[name]) for name, column in known.items() if column.texts is not None}
-    return without_empty({name: cleaned.get(name, column) for name, column in known.items()})
+    return without_empty(
+        {
+            name: column if column.texts is None else column.with_texts(cleaning[name])
+            for name, column in args.items()
+            if name in ARGS
+        }
+    )
 
 
 def _clean_device(device: str) -> str:

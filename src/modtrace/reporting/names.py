@@ -1,4 +1,4 @@
-"""What a report calls modules, threads, marks and operations, and what it replaces in any text."""
+"""The names of modules, threads, marks and operations in a report, and the private parts of texts that it replaces."""
 
 import contextlib
 import functools
@@ -135,11 +135,11 @@ _NUMBERED_CLASS = re.compile(r"(.*)_(\d+)", re.DOTALL)
 
 
 class ReportNames:
-    """What a report calls things.
+    """The names of things in a report.
 
-    Names of modules, classes, operations and kernels stay as recorded, with what identifies a person or a machine
-    replaced as far as it is known. Free texts, which a user wrote for no report, are replaced by numbered aliases:
-    marks, names of threads, counters and annotations that neither Python nor torch nor modtrace chose.
+    Names of modules, classes, operations and kernels stay as recorded, but for the parts that identify a person or a
+    machine. Free texts, which a user wrote for no report, are replaced by numbered aliases: marks, names of threads,
+    counters and annotations that neither Python nor torch nor modtrace chose.
     """
 
     def __init__(self, redact: Callable[[str], str]) -> None:
@@ -182,8 +182,8 @@ class ReportNames:
 
     def thread(self, thread: str) -> str:
         """Return a thread's name if Python or torch chose it, else an alias."""
-        known = _KNOWN_THREAD.match(thread)
-        return self._use("thread", known[0] if known else self._alias("thread ", thread))
+        match = _KNOWN_THREAD.match(thread)
+        return self._use("thread", match[0] if match else self._alias("thread ", thread))
 
     def mark(self, text: str) -> str:
         """Return the text of a mark if it is only a number, else an alias."""
@@ -205,13 +205,13 @@ class ReportNames:
 
     def annotation(self, text: str) -> str:
         """Return the name of a user's annotation (`record_function`) if torch chose it, else an alias."""
-        known = self._optimizer(text) or (text if _LIBRARY_ANNOTATION.fullmatch(text) else None)
-        return self._use("annotation", known or self._alias("annotation ", text))
+        name = self._optimizer(text) or (text if _LIBRARY_ANNOTATION.fullmatch(text) else None)
+        return self._use("annotation", name or self._alias("annotation ", text))
 
     def operation(self, text: str) -> str:
         """Return the name of an operation in a profiler's trace, an alias if it is not an identifier."""
-        known = self._known_operation(text) or (self.text(text) if _IDENTIFIER.fullmatch(text) else None)
-        return self._use("operation", known or self._alias("operation ", text))
+        name = self._known_operation(text) or (self.text(text) if _IDENTIFIER.fullmatch(text) else None)
+        return self._use("operation", name or self._alias("operation ", text))
 
     def kernel(self, text: str) -> str:
         """Return the name of a kernel."""
@@ -222,11 +222,9 @@ class ReportNames:
 
     def _range(self, name: Name) -> Name:
         # What follows the id of a compilation is its reason, with names of the user's.
-        known = _KNOWN_RANGE.fullmatch(name.label.partition(": ")[0])
-        scheduler = _SCHEDULER.fullmatch(name.label)
-        if known is not None:
-            label = self._use("annotation", known[0])
-        elif scheduler is not None:
+        if library_range := _KNOWN_RANGE.fullmatch(name.label.partition(": ")[0]):
+            label = self._use("annotation", library_range[0])
+        elif scheduler := _SCHEDULER.fullmatch(name.label):
             label = self._use("annotation", f"LRScheduler.step#{self.module_class(scheduler[1])}.step")
         else:
             label = self.annotation(name.label)
@@ -289,8 +287,8 @@ class AliasedNames(ReportNames):
 
     def kernel(self, text: str) -> str:
         """Return the name of a kernel, without its types, if it is a library's, else an alias."""
-        known = _MEMORY_COPY.fullmatch(text) or _LIBRARY_KERNEL.match(text)
-        return self._use("kernel", known[0] if known else self._alias("kernel ", text))
+        match = _MEMORY_COPY.fullmatch(text) or _LIBRARY_KERNEL.match(text)
+        return self._use("kernel", match[0] if match else self._alias("kernel ", text))
 
     def path(self, path: str) -> str:
         """Return a path aliased part by part."""
