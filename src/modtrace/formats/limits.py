@@ -1,4 +1,4 @@
-"""What readers of the formats can take: bounds on sizes and depths; characters that are replaced by look-alikes."""
+"""The limits of the formats and their readers: sizes, depths, and characters that are replaced by look-alikes."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,12 +9,18 @@ import numpy as np
 from ..timeline import Name
 
 UNNAMED = "(unnamed)"
-"""What a slice without a name is called: readers disagree about an empty name."""
+"""The name of a slice without one: readers disagree about an empty name."""
 
 # Perfetto's JSON reader does not undo escapes, and a backslash before a closing quote makes it refuse the whole file.
 # DEL makes it refuse a header, NUL ends a string in its SQL, and lone surrogates are not UTF-8.
-_HOSTILE = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
-_LOOK_ALIKE = re.compile("[\u2400-\u241f\u2421]|＼(?:u(d[89a-f][0-9a-f]{2}))?")
+_LOOK_ALIKES = {
+    **{code: chr(0x2400 + code) for code in range(0x20)},
+    0x7F: "␡",
+    ord("\\"): "＼",
+    **{code: f"＼u{code:x}" for code in range(0xD800, 0xE000)},
+}
+_ORIGINALS = {text: chr(code) for code, text in _LOOK_ALIKES.items()}
+_LOOK_ALIKE = re.compile("[\u2400-\u241f\u2421]|＼(?:ud[89a-f][0-9a-f]{2})?")
 
 
 def escaped(text: str) -> str:
@@ -24,7 +30,7 @@ def escaped(text: str) -> str:
         >>> escaped("C:\\\\tmp")
         'C:＼tmp'
     """
-    return text if text.isprintable() and "\\" not in text else _HOSTILE.sub(_look_alike, text)
+    return text if text.isprintable() and "\\" not in text else text.translate(_LOOK_ALIKES)
 
 
 def escaped_json(value: Any) -> Any:
@@ -39,7 +45,9 @@ def restore(value: Any) -> Any:
         >>> restore("C:＼tmp")
         'C:\\\\tmp'
     """
-    return _map_texts(value, lambda text: text if text.isascii() else _LOOK_ALIKE.sub(_original, text))
+    return _map_texts(
+        value, lambda text: text if text.isascii() else _LOOK_ALIKE.sub(lambda match: _ORIGINALS[match[0]], text)
+    )
 
 
 def escaped_name(name: Name) -> Name:
@@ -61,23 +69,6 @@ def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {_map_texts(key, function): _map_texts(item, function) for key, item in value.items()}
     return value
-
-
-def _look_alike(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    return "＼" if match[0] == "\\" else f"＼u{code:x}"
-
-
-def _original(match: re.Match[str]) -> str:
-    if match[0] == "␡":
-        return "\x7f"
-    if match[0].startswith("＼"):
-        return chr(int(match[1], 16)) if match[1] else "\\"
-    return chr(ord(match[0]) - 0x2400)
 
 
 MAX_CHROME_NS = 10**15
@@ -110,7 +101,7 @@ _MAX_UNPACKED_RATIO = 200
 
 _MAX_PARSED_BYTES = 128 << 20
 _BYTES_PER_TEXT, _BYTES_PER_VALUE, _BYTES_PER_LIST, _BYTES_PER_OBJECT = 60, 40, 64, 240
-"""What Python's objects take at least."""
+"""The least sizes of Python's objects, in bytes."""
 _MAX_SHORT_FIELDS = 1 << 20
 
 
@@ -131,12 +122,8 @@ def check_nested_json(data: bytes | bytearray) -> None:
     """Raise LimitError for JSON that would take over 128 MiB, far more than it is long: `[],[],[]`."""
     if len(data) * _BYTES_PER_OBJECT <= _MAX_PARSED_BYTES:
         return
-    parsed_bytes = (
-        data.count(b'"') // 2 * _BYTES_PER_TEXT
-        + data.count(b",") * _BYTES_PER_VALUE
-        + data.count(b"[") * _BYTES_PER_LIST
-        + data.count(b"{") * _BYTES_PER_OBJECT
-    )
+    sizes = ((b"{", _BYTES_PER_OBJECT), (b"[", _BYTES_PER_LIST), (b",", _BYTES_PER_VALUE), (b'"', _BYTES_PER_TEXT // 2))
+    parsed_bytes = sum(data.count(mark) * size for mark, size in sizes)
     if parsed_bytes > _MAX_PARSED_BYTES:
         raise LimitError(f"{len(data):,} bytes of JSON here would take {parsed_bytes:,} bytes of memory")
 
