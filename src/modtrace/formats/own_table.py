@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ..timeline import Timeline
-from .packet_stream import PACKET_TAG, varint_bytes
+from .packet_stream import PACKET_TAG, read_varint, varint_bytes
 from .table_bytes import DAMAGED, unpack_table
 
 JSON_KEY = "modtraceTable"
@@ -81,45 +81,32 @@ class CarriedTable(NamedTuple):
 
 
 def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
-    """Return the table that a trace ("chrome", "perfetto" or "page") carries, of all its bytes, unzipped."""
+    """Return the table that a trace carries, from all its bytes, unzipped; `kind` is chrome, perfetto or page."""
     mark = {"chrome": _JSON_MARK, "perfetto": _PACKET_MARK, "page": PAGE_ELEMENT}[kind]
-    before = _Before(mark)
-    behind = list[bytes]()
+    checksum = size = 0
+    held, behind = b"", list[bytes]()
     for block in blocks:
         if behind:
             behind.append(block)
-        elif (rest := before.take(block)) is not None:
-            behind = [rest]
+            continue
+        before, found, rest = (held + block).partition(mark)
+        # A mark can begin in one block and end in the next.
+        end = len(before) if found else max(len(before) - len(mark) + 1, 0)
+        checksum, size, held = zlib.crc32(before[:end], checksum), size + end, before[end:]
+        if found:
+            behind.append(rest)
     if not behind:
         return CarriedTable(None)
     data = b"".join(behind)
     try:
-        end = b"<" if kind == "page" else b'"'
-        summed, after = _from_packets(data) if kind == "perfetto" else _from_text(data, end)
+        closing = b"<" if kind == "page" else b'"'
+        summed, after = _from_packets(data) if kind == "perfetto" else _from_text(data, closing)
         table = summed[_CHECKSUM.size :]
-        if _CHECKSUM.unpack_from(summed)[0] != zlib.crc32(after, zlib.crc32(table, before.checksum)):
+        if _CHECKSUM.unpack_from(summed)[0] != zlib.crc32(after, zlib.crc32(table, checksum)):
             return CarriedTable(None, is_changed=True)
-        return CarriedTable(unpack_table(table, max((before.size + len(after)) // _ROW_BYTES, 1 << 10)))
+        return CarriedTable(unpack_table(table, max((size + len(after)) // _ROW_BYTES, 1 << 10)))
     except (binascii.Error, *DAMAGED) as error:
         return CarriedTable(None, is_changed=True, fault=str(error))
-
-
-class _Before:
-    """Computes the size and the checksum of what is before the mark."""
-
-    def __init__(self, mark: bytes) -> None:
-        self._mark, self._held = mark, b""
-        self.checksum = self.size = 0
-
-    def take(self, block: bytes) -> bytes | None:
-        """Take the next bytes; return those after the mark, once it is there."""
-        data = self._held + block
-        at = data.find(self._mark)
-        end = at if at >= 0 else max(len(data) - len(self._mark) + 1, 0)
-        self.checksum = zlib.crc32(data[:end], self.checksum)
-        self.size += end
-        self._held = data[end:]
-        return data[at + len(self._mark) :] if at >= 0 else None
 
 
 def _from_text(data: bytes, end: bytes) -> tuple[bytes, bytes]:
@@ -130,25 +117,14 @@ def _from_text(data: bytes, end: bytes) -> tuple[bytes, bytes]:
 
 def _from_packets(data: bytes) -> tuple[bytes, bytes]:
     """Return the table, and what comes after it."""
-    parts, at = list[bytes](), 0
-    while data[at : at + 1] == bytes([PACKET_TAG]):
-        size, begin = _read_varint(data, at + 1)
+    parts, end = list[bytes](), 0
+    while data[end : end + 1] == bytes([PACKET_TAG]):
+        packet_bytes, begin = read_varint(data, end + 1)
         if not data.startswith(_PACKET_FIELD, begin):
             break
-        length, first = _read_varint(data, begin + len(_PACKET_FIELD))
-        at = begin + size
-        if first + length != at or at > len(data):
+        field_bytes, first = read_varint(data, begin + len(_PACKET_FIELD))
+        end = begin + packet_bytes
+        if first + field_bytes != end or end > len(data):
             raise ValueError("its table is cut off")
-        parts.append(data[first:at])
-    return b"".join(parts), data[at:]
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80 or shift > 63:
-            return value, at
+        parts.append(data[first:end])
+    return b"".join(parts), data[end:]

@@ -24,6 +24,19 @@ def varint_bytes(value: int) -> bytes:
     return bytes(digits)
 
 
+def read_varint(data: bytes | bytearray, offset: int) -> tuple[int, int]:
+    """Return the varint at `offset` and where it ends; raises IndexError if it is cut off, ValueError if it is none."""
+    value = shift = 0
+    for end, byte in enumerate(data[offset : offset + MAX_VARINT_BYTES], offset + 1):
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, end
+        shift += 7
+    if len(data) < offset + MAX_VARINT_BYTES:
+        raise IndexError("a varint is cut off")
+    raise ValueError("a varint of more than 64 bits")
+
+
 class FramingError(ValueError):
     """The bytes are not a packet, or not one that modtrace reads.
 
@@ -42,21 +55,16 @@ def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | Non
     """Return the bounds of the packet at `offset`, None if the data end before it; raises FramingError if none is."""
     if data[offset] != PACKET_TAG:
         raise FramingError(f"a packet should begin here, and there is 0x{data[offset]:02x}", offset)
-    length = shift = 0
-    begin = offset + 1
-    for byte in data[begin : begin + MAX_VARINT_BYTES]:
-        # A varint has seven bits of the number to a byte, the lowest first, and the eighth says whether more follow.
-        length |= (byte & 0x7F) << shift
-        begin += 1
-        if byte < 0x80:
-            if length > MAX_PACKET_BYTES:
-                message = f"a packet of {length:,} bytes; none is read that has more than {MAX_PACKET_BYTES:,}"
-                raise FramingError(message, offset, "too large")
-            return (begin, begin + length) if begin + length <= len(data) else None
-        shift += 7
-    if len(data) > offset + MAX_VARINT_BYTES:
-        raise FramingError("the length of a packet is not a number", offset)
-    return None
+    try:
+        length, begin = read_varint(data, offset + 1)
+    except IndexError:
+        return None
+    except ValueError:
+        raise FramingError("the length of a packet is not a number", offset) from None
+    if length > MAX_PACKET_BYTES:
+        message = f"a packet of {length:,} bytes; none is read that has more than {MAX_PACKET_BYTES:,}"
+        raise FramingError(message, offset, "too large")
+    return (begin, begin + length) if begin + length <= len(data) else None
 
 
 def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes, list[int]]]:
