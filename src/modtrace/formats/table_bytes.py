@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from .._arrays import INT64_MAX, AnyArray, BoolArray, Int64Array, number_values
+from .._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, number_values
 from .._errors import WriteError
 from .._version import __version__
 from ..timeline import PHASES, CounterSeries, GpuWork, Group, Mark, Name, Process, Slices, Stats, Timeline, Track
@@ -51,7 +51,7 @@ DAMAGED = (*_EDITED, struct.error, zlib.error)
 
 
 class TableWriter:
-    """Makes the table of a timeline whose modules may come part by part."""
+    """The table of a timeline whose modules may come part by part."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
@@ -59,7 +59,7 @@ class TableWriter:
         self._used: BoolArray = np.zeros(0, np.bool_)
 
     def add(self, part: Timeline) -> None:
-        """Add a part, of which the modules are kept; the last one has all else."""
+        """Add the modules of a part; the last part has all other slices too."""
         self._add(part.columns)
         self._last = part
 
@@ -86,9 +86,7 @@ class TableWriter:
         timeline = self._last
         modules = len(timeline.columns)
         self._add(timeline.slices.take(slice(modules, None)), modules)
-        processes = list(
-            dict.fromkeys([track.process for track in timeline.tracks] + [one.process for one in timeline.counters])
-        )
+        processes = processes_of(timeline)
         used = np.flatnonzero(self._used)
         names = [timeline.names[row] for row in used.tolist()]
         moments = np.array([mark.time_ns for mark in timeline.marks], np.int64)
@@ -103,7 +101,7 @@ class TableWriter:
             "processes": [[*process] for process in processes],
             "tracks": [[*track[:3], processes.index(track.process), *track[4:]] for track in timeline.tracks],
             "marks": [[mark.kind for mark in timeline.marks], [mark.text for mark in timeline.marks]],
-            "counters": [[one.name, one.unit, processes.index(one.process)] for one in timeline.counters],
+            "counters": [[c.name, c.unit, processes.index(c.process)] for c in timeline.counters],
             "groups": [[*group] for group in timeline.groups],
             "stats": asdict(timeline.stats),
             "metadata": dict(timeline.metadata),
@@ -112,6 +110,11 @@ class TableWriter:
             "gpu_work": None if timeline.gpu_work is None else timeline.gpu_work.to_json_values(),
         }
         return b"".join([*self._blocks, _pack(columns, {}, head)])
+
+
+def processes_of(timeline: Timeline) -> list[Process]:
+    """Return the processes of a timeline in the order in which its tracks, then its counters, name them."""
+    return list(dict.fromkeys([t.process for t in timeline.tracks] + [c.process for c in timeline.counters]))
 
 
 def pack_table(timeline: Timeline) -> bytes:
@@ -130,24 +133,23 @@ def unpack_table(data: bytes, most: int) -> Timeline:
         raise ValueError("its table is not whole")
     columns = {name: np.empty(head["rows"], kind) for name, kind in DTYPES.items()}
     first, args = 0, list[tuple[int, Args]]()
-    for block, part, own in blocks:
+    for block, part, args_of_block in blocks:
         last = first + block["rows"]
         part["end"] += part["start"]
         part["parent"] = np.where(part["parent"] > 0, np.arange(first, last) - part["parent"], -1)
         for name, column in columns.items():
             column[first:last] = part[name]
-        args.append((first, own))
+        _check_args(args_of_block, block["rows"])
+        args.append((first, args_of_block))
         first = last
     names = [Name(*texts) for texts in zip(*head["names"], strict=True)]
     _check_texts(names)
     numbers = np.append(-1, rest["name numbers"])
-    at = np.searchsorted(numbers, columns["name"])
-    if np.any(np.append(numbers, numbers[:1])[at] != columns["name"]):
+    place = np.searchsorted(numbers, columns["name"])
+    if np.any(np.append(numbers, numbers[:1])[place] != columns["name"]):
         raise ValueError("the name of a slice is not there")
-    columns["name"] = (at - 1).astype(np.int32)
+    columns["name"] = (place - 1).astype(np.int32)
     processes = [Process(*process) for process in head["processes"]]
-    for block, _, own in blocks:
-        _check_args(own, block["rows"])
     slices = Slices(**columns, args=join_args(args))
     _check(slices, len(names), len(head["tracks"]))
     slices = in_start_order(slices)  # of threads that took turns, parts can begin before others end
@@ -156,7 +158,7 @@ def unpack_table(data: bytes, most: int) -> Timeline:
     return Timeline(
         slices=slices,
         names=names,
-        tracks=[Track(kind, thread, tid, processes[of], *rest) for kind, thread, tid, of, *rest in head["tracks"]],
+        tracks=[Track(kind, thread, tid, processes[n], *device) for kind, thread, tid, n, *device in head["tracks"]],
         stats=Stats(**head["stats"]),
         marks=[Mark(time, *mark) for time, mark in zip(rest["time of marks"].tolist(), marks, strict=True)],
         counters=[
@@ -173,14 +175,10 @@ def unpack_table(data: bytes, most: int) -> Timeline:
 
 def _check(slices: Slices, names: int, tracks: int) -> None:
     """Raise if a slice refers to what is not there, or ends before it begins."""
-    for name, least, end in (
-        ("name", -1, names),
-        ("track", 0, tracks),
-        ("phase", 0, len(PHASES)),
-        ("kind", 0, len(KINDS)),
-    ):
+    bounds = {"name": (-1, names), "track": (0, tracks), "phase": (0, len(PHASES)), "kind": (0, len(KINDS))}
+    for name, (least, end) in bounds.items():
         column = getattr(slices, name)
-        if len(column) and not (least <= int(column.min()) and int(column.max()) < end):
+        if np.any((column < least) | (column >= end)):
             raise ValueError(f"the {name} of a slice is not there")
     if np.any(slices.name[slices.kind == MODULE] < 0):
         raise ValueError("a module has no name")
@@ -191,12 +189,11 @@ def _check(slices: Slices, names: int, tracks: int) -> None:
 
 
 def _check_args(args: Args, rows: int) -> None:
+    """Raise if the args of a block refer to rows or texts that are not there."""
     for name, column in args.items():
-        end = INT64_MAX if column.texts is None else len(column.texts)
+        least, end = (INT64_MIN, INT64_MAX) if column.texts is None else (0, len(column.texts))
         is_ordered = len(column.values) == len(column) and np.all(np.diff(column.rows, prepend=-1) > 0)
-        if not is_ordered or int(column.rows[-1]) >= rows or np.any(column.values >= end):
-            raise ValueError(f"the {name} of a slice is not there")
-        if column.texts is not None and np.any(column.values < 0):
+        if not is_ordered or column.rows[-1] >= rows or np.any((column.values < least) | (column.values >= end)):
             raise ValueError(f"the {name} of a slice is not there")
         _check_texts([column.texts or ()])
 
@@ -208,12 +205,13 @@ def _check_texts(rows: Iterable[Iterable[object]]) -> None:
 
 
 def _pack(columns: Mapping[str, AnyArray], args: Args, head: Mapping[str, object]) -> bytes:
+    """Return a block of columns and args, with values for people in its header."""
     planes = list[bytes]()
     described = {name: _pack_column(name, column, planes) for name, column in columns.items()}
     of_args = {}
     for name, column in args.items():
         values, texts = column.values, column.texts
-        if texts is not None:  # of those left out nothing is to be seen
+        if texts is not None:  # texts that no slice has are private
             used, values = number_values(values)
             texts = [texts[number] for number in used.tolist()]
         packed = [_pack_column("rows", column.rows, planes), _pack_column("values", values, planes)]
@@ -224,25 +222,26 @@ def _pack(columns: Mapping[str, AnyArray], args: Args, head: Mapping[str, object
 
 
 def _unpack(data: bytes, most: int) -> Iterator[tuple[dict[str, Any], dict[str, Int64Array], Args]]:
-    at = 0
-    while at < len(data):
-        head_size, body_size = _SIZES.unpack_from(data, at)
-        begin = at + _SIZES.size
-        at = begin + head_size + body_size
-        if at > len(data):
+    """Yield the header, the columns and the args of each block."""
+    end = 0
+    while end < len(data):
+        head_size, body_size = _SIZES.unpack_from(data, end)
+        begin = end + _SIZES.size
+        end = begin + head_size + body_size
+        if end > len(data):
             raise ValueError("its table is cut off")
         text = _inflated(data[begin : begin + head_size], 2 * most + _LEAST_HEAD)
         check_nested_json(text)
         head = json.loads(text)
-        body = memoryview(data)[begin + head_size : at]
+        body = memoryview(data)[begin + head_size : end]
         columns, place = {}, 0
         for name, packed in head["columns"].items():
             columns[name], place = _unpack_column(name, packed, body, place, most)
         args = {}
         for name, (rows, values, texts) in head["args"].items():
-            own, place = _unpack_column("rows", rows, body, place, most)
+            row, place = _unpack_column("rows", rows, body, place, most)
             value, place = _unpack_column("values", values, body, place, most)
-            args[name] = ArgColumn(own, value, texts)
+            args[name] = ArgColumn(row, value, texts)
         yield head, columns, args
 
 
@@ -309,7 +308,7 @@ def _json(value: Mapping[str, object]) -> bytes:
 
 
 def make_header(timeline: Timeline) -> dict[str, Any]:
-    """Return what a trace says for people: version, stats, metadata; raises WriteError if these are no JSON values."""
+    """Return the header of a trace: version, stats, metadata; raises WriteError if the metadata are no JSON values."""
     try:
         metadata = orjson.loads(orjson.dumps(escaped_json(dict(timeline.metadata))))
     except orjson.JSONEncodeError as error:

@@ -17,7 +17,7 @@ from .._arrays import AnyArray, Int32Array
 from .._files import atomic_writer
 from ..formats.own_table import page_table
 from ..formats.slice_args import arg_texts
-from ..formats.table_bytes import pack_table
+from ..formats.table_bytes import pack_table, processes_of
 from ..timeline import Timeline
 from ..timeline.memory import find_holders
 from ..timeline.slices import Slices, distinct_args
@@ -77,7 +77,7 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     arrays = _Arrays()
     columns = timeline.columns
     with_args, kind_of_args, kinds = distinct_args(columns.args)
-    processes = list(dict.fromkeys([t.process for t in timeline.tracks] + [c.process for c in timeline.counters]))
+    processes = processes_of(timeline)
     header = {
         "version": _VERSION,
         "base_ns": str(base),

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._arrays import Int32Array, Numbering, SignedIntArray
 from ..formats.limits import escaped
+from ..formats.table_bytes import processes_of
 from ..timeline import Process, Slices, Timeline
 from ..timeline.contents import TRACK_KINDS
 from ..timeline.nesting import outermost_first
@@ -112,8 +113,7 @@ class Lanes:
 
 def _processes(timeline: Timeline) -> list[Process]:
     """Return all processes, by role and rank, then as they come."""
-    processes = dict.fromkeys([track.process for track in timeline.tracks] + [c.process for c in timeline.counters])
-    return sorted(processes, key=lambda process: (process.rank is None, process.role, process.rank or 0))
+    return sorted(processes_of(timeline), key=lambda process: (process.rank is None, process.role, process.rank or 0))
 
 
 def _in_view_order(timeline: Timeline) -> list[int]:
