@@ -4,7 +4,7 @@ import contextlib
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,9 @@ from .._interrupts import cached_property
 from .chrome_values import MAX_TIME_US, TrackKey, find_ended, is_int64, microseconds_to_ns
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""What comes of an event that is not as events are."""
+"""The errors that reading an event raises if it is not as events are."""
 NONE, NO_NUMBER = -1, -(1 << 62)
-"""What a column of args has where an event has no such arg, and where it is no whole number of 64 bits."""
+"""Values in a column of args: the event has no such arg; the arg is no whole number of 64 bits."""
 SLICE, BEGIN, END, METADATA = b"XBEM"
 FLOW_PHASES = b"stf"
 AT_LAST, AROUND, NEXT = range(3)
@@ -28,7 +28,8 @@ _NO_DURATION = -math.inf
 _ARROW_PHASES = frozenset("stf")
 _Row = tuple[int, int, int, float, float]
 _UNWANTED: _Row = (ord("0"), 0, 0, 0.0, 0.0)
-_Of = tuple[int, dict[str, Any]]
+_EventAt = tuple[int, dict[str, Any]]
+"""An event, or its args, and its row."""
 
 
 class EventFlows(NamedTuple):
@@ -98,13 +99,10 @@ class EventTable:
 
     def _add(self, events: Sequence[Any]) -> None:
         """Take events whose fields are of the usual types, all or none of them."""
-        kinds, tracks, keys, wanted = self.kinds, self.tracks, self._flow_keys, self.wanted_arrows
-        rows, metadata, arrows, bound = list[_Row](), list[_Of](), list[_Of](), list[_Of]()
-        add_row, wanted_args, with_args = (
-            rows.append,
-            self.kinds.wanted_args,
-            defaultdict[Sequence[str], list[_Of]](list),
-        )
+        kinds, tracks, wanted = self.kinds, self.tracks, self.wanted_arrows
+        rows, metadata, arrows, bound = list[_Row](), list[_EventAt](), list[_EventAt](), list[_EventAt]()
+        with_args = defaultdict[Sequence[str], list[_EventAt]](list)
+        add_row, wanted_args = rows.append, kinds.wanted_args
         # One pass, as looking at events again costs as much as what is done with them.
         for row, event in enumerate(events, len(self)):
             if (phase := event["ph"]) == "X":
@@ -129,18 +127,12 @@ class EventTable:
                 with_args[names].append((row, event.get("args") or _NO_ARGS))
         phases, in_kind, on_track, starts, durations = zip(*rows, strict=True) if rows else ((),) * 5
         phase, start, duration = bytearray(phases), array("d", starts), array("d", durations)
-        args = {names: self._args_of(names, some) for names, some in with_args.items()}
-        if not {type(e["id"]) for _, e in arrows} | {type(e["bind_id"]) for _, e in bound} <= _FLOW_ID_TYPES:
-            raise TypeError
-        flows = [row for row, _ in arrows + bound]
-        flow = [keys[event["id"], event.get("cat", ""), event.get("name", "")] for _, event in arrows]
-        flow += [keys[(event["bind_id"],)] for _, event in bound]
-        # For an arrow: whether the slice around it has it; for a slice: what it does. `flows` reads both.
-        hints = bytearray([event.get("bp") == "e" for _, event in arrows])
-        hints += bytes((e.get("flow_in") is True) + 2 * (e.get("flow_out") is True) + _BOUND for _, e in bound)
+        args = {names: self._args_of(names, rows_with_args) for names, rows_with_args in with_args.items()}
+        flows = self._flow_ends(arrows, bound)
+        # From here on nothing raises an error.
         for row, event in metadata:
             phase[row - len(self)] = self._metadata(event)
-        for column, values in zip(self._flows, (flows, flow, hints), strict=True):
+        for column, values in zip(self._flows, flows, strict=True):
             column.extend(values)
         for names, numbers in args.items():
             columns = self._args.setdefault(names, [array("q") for _ in numbers])
@@ -152,19 +144,31 @@ class EventTable:
         self._start += start
         self._duration += duration
 
-    def _args_of(self, names: Sequence[str], rows: list[tuple[int, dict[str, Any]]]) -> "list[array[int]]":
-        """Return a column of the rows, and one for each name with their numbers."""
+    def _args_of(self, names: Sequence[str], rows: list[_EventAt]) -> "list[array[int]]":
+        """Return a column of the rows, and one for each name with the numbers of their args."""
         columns = [array("q", [row for row, _ in rows])]
         for name in names:
-            values = [own.get(name, NONE) for _, own in rows]
-            columns.append(self._texts_of(values) if name in self.TEXT_ARGS else _numbers(values))
+            values = [args.get(name, NONE) for _, args in rows]
+            if name in self.TEXT_ARGS:
+                values = [value if value == NONE else self.texts[str(value)] for value in values]
+            columns.append(_numbers(values))
         return columns
 
-    def _texts_of(self, values: list[Any]) -> "array[int]":
-        return array("q", [value if value == NONE else self.texts[str(value)] for value in values])
+    def _flow_ends(self, arrows: list[_EventAt], bound: list[_EventAt]) -> tuple[Iterable[int], ...]:
+        """Return row, flow and hint of each arrow and of each slice with a `bind_id`; raises TypeError for no id.
+
+        The hint of an arrow says whether the slice around it has it; that of a slice, what it does to the flow.
+        """
+        if not {type(e["id"]) for _, e in arrows} | {type(e["bind_id"]) for _, e in bound} <= _FLOW_ID_TYPES:
+            raise TypeError
+        flow = [self._flow_keys[e["id"], e.get("cat", ""), e.get("name", "")] for _, e in arrows]
+        flow += [self._flow_keys[(e["bind_id"],)] for _, e in bound]
+        hints = [e.get("bp") == "e" for _, e in arrows]
+        hints += [_BOUND + (e.get("flow_in") is True) + 2 * (e.get("flow_out") is True) for _, e in bound]
+        return [row for row, _ in arrows + bound], flow, hints
 
     def _metadata(self, event: dict[str, Any]) -> int:
-        """Take what an event says of a process or thread; return its phase, that of no event if it says it wrongly."""
+        """Take the metadata of a process or thread from an event; return its phase, 0 if they are broken."""
         try:
             pid, tid, args = parse_id(event.get("pid")), parse_id(event.get("tid")), event["args"]
             if event["name"] == "thread_name":
@@ -197,7 +201,7 @@ class EventTable:
 
     @cached_property
     def written_phase(self) -> UInt8Array:
-        """What each event is by its `ph`; 0 for none."""
+        """The `ph` of each event; 0 for none."""
         return np.frombuffer(self._phase, np.uint8)
 
     @cached_property
@@ -228,9 +232,8 @@ class EventTable:
     @cached_property
     def without_duration(self) -> Int64Array:
         """The rows of slices that say no duration; they have 0."""
-        return np.flatnonzero(
-            (self.written_phase == SLICE) & (np.frombuffer(self._duration, np.float64) == _NO_DURATION)
-        )
+        has_none = np.frombuffer(self._duration, np.float64) == _NO_DURATION
+        return np.flatnonzero((self.written_phase == SLICE) & has_none)
 
     @cached_property
     def duration(self) -> Float64Array:
@@ -246,7 +249,7 @@ class EventTable:
 
     @cached_property
     def phase(self) -> UInt8Array:
-        """What each event is; a B that has an E is a slice, and what cannot be an event or is the E of one is 0."""
+        """The phase of each event: a B with an E is a slice, and its E is 0, as are rows that cannot be an event."""
         phase: UInt8Array = self.written_phase.copy()
         begins, ends = self.pairs
         phase[begins], phase[ends] = SLICE, 0
@@ -273,28 +276,26 @@ class EventTable:
     def flows(self) -> EventFlows:
         """The ends of arrows."""
         keys, numbers = [*self._flow_keys], Numbering[tuple[Any, ...]]()
-        known, self.flow_ids = np.arange(len(keys)), [key[0] for key in keys]
+        flow_of_key, self.flow_ids = np.arange(len(keys)), [key[0] for key in keys]
         if not {*map(type, self.flow_ids)} <= {int}:
             ids = [(_flow_id(key[0]), *map(str, key[1:])) for key in keys]
             is_none = [len(key) == 1 and not isinstance(key[0], int) for key in ids]  # bound by text that is no number
-            known = np.array([NONE if none else numbers[key] for key, none in zip(ids, is_none, strict=True)], np.int64)
-            first = {number: key[0] for number, key in zip(known[::-1].tolist(), keys[::-1], strict=True)}
+            flows = [NONE if none else numbers[key] for key, none in zip(ids, is_none, strict=True)]
+            flow_of_key = np.array(flows, np.int64)
+            first = {number: key[0] for number, key in zip(flows[::-1], keys[::-1], strict=True)}
             self.flow_ids = [first[number] for number in range(len(numbers))]
-        row, flow, hint = (np.array(column, np.int64) for column in self._flows)
+        row, key, hint = (np.array(column, np.int64) for column in self._flows)
         phase, is_bound = self.phase[row], hint >= _BOUND
         ways = np.where(phase == ord("s"), BEGINS, np.where(phase == ord("f"), ENDS, BEGINS | ENDS))
         binds = np.where((phase == ord("f")) & (hint == 0), NEXT, AROUND)
         ways, binds = np.where(is_bound, hint - _BOUND, ways), np.where(is_bound, AT_LAST, binds)
-        is_flow = (known[flow] != NONE) & (
-            np.isin(phase, list(FLOW_PHASES)) | is_bound & ((phase == SLICE) | (phase == BEGIN))
-        )
-        flows = EventFlows(row, known[flow], ways, binds)
-        chosen = np.flatnonzero(is_flow & (ways > 0))
+        flow, has_slice = flow_of_key[key], is_bound & ((phase == SLICE) | (phase == BEGIN))
+        chosen = np.flatnonzero((flow != NONE) & (ways > 0) & (has_slice | np.isin(phase, list(FLOW_PHASES))))
         chosen = chosen[np.argsort(row[chosen], kind="stable")]
-        return EventFlows(*(column[chosen] for column in flows))
+        return EventFlows(*(column[chosen] for column in (row, flow, ways, binds)))
 
     def arg(self, name: str) -> Int64Array:
-        """Return the number or the text's number of an arg for each row; what the E of a slice says, the slice has."""
+        """Return an arg of each row, as a number or the number of its text; a slice has the args of its E too."""
         if not any(name in names for names in self._args):
             return np.broadcast_to(np.int64(NONE), len(self))
         column = np.full(len(self), NONE, np.int64)
@@ -306,13 +307,13 @@ class EventTable:
         return column
 
     def notes(self) -> list[str]:
-        """Return what the user should know of them."""
+        """Return notes for the user: how many events are broken or are not shown."""
         kinds = {
             "are no events: no object, or without a ph or a time; no track shows them": self.malformed,
             "have no dur: here they are 0 ns long, and viewers drop them": len(self.without_duration),
             "begin and never end (B without E): no track shows them": int(np.count_nonzero(self.phase == BEGIN)),
         }
-        return [f"{count:,} of the profiler's events {what}" for what, count in kinds.items() if count]
+        return [f"{count:,} of the profiler's events {problem}" for problem, count in kinds.items() if count]
 
 
 def _ordinary(event: Any) -> dict[str, Any]:

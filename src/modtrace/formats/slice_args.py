@@ -62,7 +62,7 @@ def extra_arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
 
 
 class SharedTexts(NamedTuple):
-    """What some slices have in common in a written trace; texts are escaped."""
+    """The texts that some slices have in common in a written trace; they are escaped."""
 
     kind: int  # index into `KINDS`
     category: str  # the kind of their tracks
@@ -71,7 +71,7 @@ class SharedTexts(NamedTuple):
 
 
 class SliceTexts(NamedTuple):
-    """What slices of all kinds but modules say in a written trace."""
+    """The texts and numbers of slices of all kinds but modules in a written trace."""
 
     key: Int64Array  # int64[n], index into `shared`
     shared: list[SharedTexts]  # what they say, without repetitions
@@ -81,18 +81,18 @@ class SliceTexts(NamedTuple):
 def slice_texts(timeline: Timeline, rows: Int64Array | slice) -> SliceTexts:
     """Return what some slices say; none is a module's."""
     part = timeline.slices.take(rows)
-    number, kinds = np.zeros(len(part), np.int64), [dict[str, Value]()]
-    with_args, of_args, distinct = distinct_args({k: v for k, v in part.args.items() if k not in _NUMBERS})
+    number = np.zeros(len(part), np.int64)
+    with_args, of_args, kinds = distinct_args({k: v for k, v in part.args.items() if k not in _NUMBERS})
     number[with_args] = of_args + 1
-    kinds += distinct
+    kinds = [{}, *kinds]
     code = (part.kind.astype(np.int64) * (len(timeline.names) + 1) + part.name + 1) * 2 + part.complete
-    known, key = number_values(code * len(kinds) + number)
+    codes, key = number_values(code * len(kinds) + number)
     shared = []
-    for one in known.tolist():
-        rest, args_at = divmod(one, len(kinds))
-        rest, complete = divmod(rest, 2)
-        kind, name = divmod(rest, len(timeline.names) + 1)
-        shared.append(_shared(timeline, kind, name - 1, kinds[args_at], complete=bool(complete)))
+    for code_and_args in codes.tolist():
+        code_of_slice, args = divmod(code_and_args, len(kinds))
+        code_of_name, complete = divmod(code_of_slice, 2)
+        kind, name = divmod(code_of_name, len(timeline.names) + 1)
+        shared.append(_shared(timeline, kind, name - 1, kinds[args], complete=bool(complete)))
     on_network = np.flatnonzero(np.array([kind.track == COMMUNICATION for kind in KINDS])[part.kind])
     numbers = {name: part.args[name] for name in (Arg.COUNTER, Arg.NBYTES) if name in part.args}
     if len(on_network):
