@@ -804,6 +804,8 @@ def test_places_whose_modules_differ_in_size_are_noted(engine: EngineName, sizes
     assert isinstance(notes, dict)
     # A ReLU has the size of what is around it.
     assert notes["unlike"] == ["Net.stages.*", "Net.stages.*.0", "Net.stages.*.1"] * differ
+    # 6 values instead of 9; a ReLU has none itself.
+    assert notes["size_percent"] == ({} if differ else {"Net.stages.0": 66, "Net.stages.0.0": 66})
 
 
 @pytest.mark.parametrize(("width", "noted"), [(80, {"Sequential.0": 80}), (79, {})])

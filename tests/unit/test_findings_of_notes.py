@@ -381,6 +381,16 @@ def test_gradients_that_no_optimizer_uses() -> None:
     assert len(found(untrained(2, 0.8))) == 1
 
 
+def test_a_slower_module_that_has_more_parameters_says_so() -> None:
+    slower = training(forward=lambda step, block: 5 if block == 2 else 1)
+
+    (finding,) = noted(slower, size_percent={"Net.blocks.2.act": 880}).summary().findings
+
+    assert finding.evidence == (
+        "6 ms a step, its siblings 2 ms (medians), mostly forward, has 8.8 times their parameters"
+    )
+
+
 def test_modules_of_float64_among_others() -> None:
     (finding,) = noted(training(), doubles=["Net.blocks.1.act"]).summary().findings
 

@@ -64,6 +64,8 @@ SHAPE_OF_STEP_NOTES = {
     "drop": [str],
     # Modules with parameters that no optimizer has.
     "untrained": [str],
+    # By module in a list, in percent how many parameters it has of those that most there have, if it has others.
+    "size_percent": {str: int},
     # Places in lists whose modules differ in size, see `contents.place_in_lists`.
     "unlike": [str],
     # After how many steps the process held how many bytes.

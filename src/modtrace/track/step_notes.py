@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -283,7 +283,7 @@ class StepNotes:
         hooks, doubles, tables, drop, of_gradients = dict[str, int](), list[str](), list[str](), list[str](), 0
         before, self._untrained, trained, is_any_trained = self._untrained, {}, ids_of_parameters(), False
         modules = dict(self._modules.called())
-        sizes, known, values, in_float64 = dict[str, list[int]](), dict[int, int](), dict[str, int](), 0
+        sizes, known, values, in_float64 = dict[str, dict[str, int]](), dict[int, int](), dict[str, int](), 0
         with unseen_by_modes():
             for fqn, module in modules.items():
                 # Not all that is called like a module has this, as what was scripted.
@@ -310,12 +310,19 @@ class StepNotes:
                         of_gradients += sum(len(hooked or ()) for hooked in each)
                     if (place := place_in_lists(fqn, modules)) != fqn:
                         around = modules.get(fqn.rpartition(".")[0], module)
-                        sizes.setdefault(place, []).append(_size(module, known) or _size(around, known))
+                        sizes.setdefault(place, {})[fqn] = _size(module, known) or _size(around, known)
                     values[fqn] = sum(one.numel() for one in own)
                     in_float64 += sum(one.numel() for one in own if one.dtype == torch.float64)
         kept = dict([*hooks.items()][:_MAX_MODULES])
         # Modules of which most have one size are alike: the others may be what is wrong.
-        unlike = [place for place, each in sizes.items() if 2 * max(map(each.count, each)) <= len(each) > 2]
+        most = {place: Counter(each.values()).most_common(1)[0] for place, each in sizes.items()}
+        unlike = [place for place, each in sizes.items() if 2 * most[place][1] <= len(each) > 2]
+        percent = {
+            fqn: 100 * size // most[place][0]
+            for place, each in sizes.items()
+            for fqn, size in each.items()
+            if size != most[place][0] > 0 and place not in unlike and known[id(modules[fqn])]
+        }
         unlike.sort(key=lambda place: place.count("."))
         # Nothing has written these since the last look either. Where none is known, optimizers have copies.
         untrained = [fqn for fqn, version in self._untrained.items() if is_any_trained and before.get(fqn) == version]
@@ -325,6 +332,7 @@ class StepNotes:
         whole = max(sum(values.values()), 1)
         largest = {fqn: 100 * count // whole for fqn, count in values.items() if 100 * count >= _LARGEST * whole}
         looked = {"hooks": kept, **some, "gradient_hooks": of_gradients, "largest": largest}
+        looked["size_percent"] = dict([*percent.items()][:_MAX_MODULES])
         return looked | {"parameters": sum(values.values()), "float64_parameters": in_float64}
 
     def _look_at_casts(self, modules: Mapping[str, torch.nn.Module]) -> list[str]:

@@ -111,6 +111,7 @@ class NotedSteps:
         tables: those with other tensors of float64.
         casts: how often a backward pass casts a gradient in a step, as of what was multiplied by a table of float64.
         untrained: those whose parameters could get gradients, though no optimizer has these.
+        size_percent: in percent how many parameters modules in lists have of what most there have, if not as many.
         drop: those that drop some of what goes through them, or normalize it by batches.
         always_on: what slows a program and was on in each step that was looked at.
         grows: by how many bytes a step the process's memory grows; 0 if it does not, or not steadily.
@@ -154,6 +155,7 @@ class NotedSteps:
         self.tables: Sequence[str] = notes.get("tables", ())
         self.casts = sum(in_passes[name].calls for name in ("to", f"to{FLOAT64}") if name in in_passes)
         self.untrained: Sequence[str] = notes.get("untrained", ())
+        self.size_percent: Mapping[str, int] = notes.get("size_percent", {})
         self.drop: Sequence[str] = notes.get("drop", ())
         self._unlike: Sequence[str] = notes.get("unlike", ())
 
@@ -234,6 +236,10 @@ class NotedSteps:
         if longest is None or longest.longest_ns < _IN_SLOW_STEP * ns:
             return ""
         return f"; {short_ms(longest.longest_ns)} of such a step {longest.to_text()}"
+
+    def size_text(self, fqn: str) -> str:
+        """Say how many times as many parameters as its siblings a module has; nothing if it has as many."""
+        return f"has {self.size_percent[fqn] / 100:.2g} times their parameters" if fqn in self.size_percent else ""
 
     def hooks_text(self, fqn: str) -> str:
         """Say that a module has forward hooks; nothing if it has none."""

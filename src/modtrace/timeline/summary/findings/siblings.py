@@ -185,7 +185,7 @@ def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps, ns: 
         said.append(f"mostly its own {part}, outside of inner modules" if own else f"mostly {part}")
         if own and part == "forward":
             said.append(notes.python_text(row.fqn, measured.own_ns(outlier.row)[0]))
-    said.extend([notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))])
+    said.extend([notes.size_text(row.fqn), notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))])
     if row.flops_forward is not None:
         ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(one) for one in siblings])), 1.0)
         said.append(f"{ratio:.3g} times the FLOPs a call" if ratio >= _MORE_CALLS else "with no more FLOPs a call")
