@@ -72,7 +72,7 @@ def test_a_rank_that_is_late_once_saves_no_more_than_the_next_one_allows() -> No
         [Op(1, "call", 0), Op(4, "call", 1), Op(8, "call", 2), Op(1, "wait", 1), Op(1, "wait", 2)],
     ]
     events = events_of(Job(programs, [[0, 1]] * 3, [[1, 1]] * 3))
-    shorter = np.where((events.rank == 0) & (events.own == 10), 6, 0)
+    shorter = np.where((events.rank == 0) & (events.own_ns == 10), 6, 0)
 
     # Rank 1 calls the last one at 13 and waits for it at 15, rank 0 at 12 and 14: nothing is to be saved.
     assert sum(Replay(events).saved_by_step(shorter).values()) == 0
@@ -81,7 +81,7 @@ def test_a_rank_that_is_late_once_saves_no_more_than_the_next_one_allows() -> No
 def test_who_is_late_all_the_time_saves_it_each_time() -> None:
     # Rank 1 takes 7 more than rank 0 before each of three collectives, and both wait for each.
     events = events_of(Job([waiting(0, 5, 5, 5), waiting(1, 12, 12, 12)], [[0, 1]] * 3, [[2, 2]] * 3))
-    shorter = np.where((events.rank == 1) & (events.own == 12), 7, 0)
+    shorter = np.where((events.rank == 1) & (events.own_ns == 12), 7, 0)
 
     assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 7, 2: 7}  # the first event of a rank is where it begins
 
@@ -89,7 +89,7 @@ def test_who_is_late_all_the_time_saves_it_each_time() -> None:
 def test_nothing_of_completion_is_known_and_a_late_rank_is_not_held_by_its_own_wait() -> None:
     # Rank 1 takes 100 and finds the collective complete but for its own call.
     events = events_of(Job([waiting(0, 1, 10), waiting(1, 1, 100)], [[0, 1]] * 2, [[3, 3]] * 2), with_done=False)
-    shorter = np.where((events.rank == 1) & (events.own == 100), 90, 0)
+    shorter = np.where((events.rank == 1) & (events.own_ns == 100), 90, 0)
 
     assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 90}
 
@@ -102,7 +102,7 @@ def test_a_message_binds_its_receiver() -> None:
         [Op(1, "call", 0), Op(1, "wait", 0), Op(1, "call", 2), Op(1, "wait", 2)],
     ]
     events = events_of(Job(programs, [[0, 1, 2], [0, 1], [1, 2]], [[1, 1, 1]] * 3))
-    shorter = np.where((events.rank == 0) & (events.own == 50), 40, 0)
+    shorter = np.where((events.rank == 0) & (events.own_ns == 50), 40, 0)
 
     assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 40, 2: 0}
 
@@ -114,7 +114,7 @@ def test_a_broadcast_binds_who_waited_for_its_source() -> None:
     operator = np.where(table.counter == 1, 1, 0).astype(np.int32)
     table = table._replace(operators=[*table.operators, "broadcast"], operator=operator)
     events = rank_events(table, OwnTime(table))
-    shorter = np.where((events.rank == 0) & (events.own == 50), 40, 0)
+    shorter = np.where((events.rank == 0) & (events.own_ns == 50), 40, 0)
 
     assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 40, 2: 0}
 
@@ -125,7 +125,7 @@ def test_a_rank_that_counts_no_steps_ends_none() -> None:
     table = table_of(Job(programs, [[0, 1, 2]] * 4, [[2, 2, 2]] * 4))
     table = table._replace(step=np.where(table.rank == 2, 0, table.step).astype(np.int32))
     events = rank_events(table, OwnTime(table))
-    shorter = np.where((events.rank == 1) & (events.own == 12), 7, 0)
+    shorter = np.where((events.rank == 1) & (events.own_ns == 12), 7, 0)
 
     assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 7, 2: 7, 3: 7}
 
@@ -136,6 +136,6 @@ def test_ranks_may_have_any_numbers() -> None:
     table = table_of(job)
     table = table._replace(rank=np.array([3, 2_026_112_233], np.int32)[table.rank])
     events = rank_events(table, OwnTime(table))
-    shorter = np.where((events.rank > 3) & (events.own == 12), 7, 0)
+    shorter = np.where((events.rank > 3) & (events.own_ns == 12), 7, 0)
 
     assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 7, 2: 7}

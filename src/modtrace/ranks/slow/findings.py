@@ -93,7 +93,7 @@ class LikeModuleTimes(NamedTuple):
     step: Int64Array
     fqn: Int64Array
     phase: Int64Array  # index into `timeline.PHASES`
-    own: Int64Array  # self time, ns
+    self_ns: Int64Array  # self time, ns
     # By how much that is more than the slowest of its like took on other ranks, ns; 0 if there is none. Alike are
     # modules of one class whose names differ by numbers (`layers.3.up` and `layers.7.up`).
     excess: Int64Array
@@ -102,7 +102,7 @@ class LikeModuleTimes(NamedTuple):
     def module_excess(self, row: int) -> ModuleExcess:
         """Return a row as a finding names it."""
         return ModuleExcess(
-            self.fqns[self.fqn[row]], PHASES[self.phase[row]], int(self.excess[row]), int(self.own[row])
+            self.fqns[self.fqn[row]], PHASES[self.phase[row]], int(self.excess[row]), int(self.self_ns[row])
         )
 
 
@@ -130,7 +130,7 @@ def _rank_rows(spans: SpanTable, own_time: OwnTime, fqn: Int64Array, like: Int64
     name, phase = np.divmod(segments.key, len(PHASES))
     step = spans.step[segments.owner].astype(np.int64)
     key, index = np.unique(np.stack([step, fqn[name], phase, like[name]]), axis=1, return_inverse=True)
-    total = np.bincount(index.ravel(), segments.own, key.shape[1]).astype(np.int64)
+    total = np.bincount(index.ravel(), segments.own_ns, key.shape[1]).astype(np.int64)
     step, number, phase, kind = key
     return np.stack([np.full(len(total), rank), step, number, phase, kind, total])
 
@@ -247,7 +247,7 @@ def _shorter(
     for row in rows.tolist():
         chosen = (step == times.step[row]) & (phase == times.phase[row]) & (event < count)
         chosen[chosen] = fqn[name[chosen]] == times.fqns[times.fqn[row]]
-        weights = np.bincount(event[chosen], segments.own[chosen].astype(np.float64), count).astype(np.float64)
+        weights = np.bincount(event[chosen], segments.own_ns[chosen].astype(np.float64), count).astype(np.float64)
         shorten(shorter, events, inside, weights, int(times.excess[row]))
     return shorter
 

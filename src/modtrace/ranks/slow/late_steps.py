@@ -81,7 +81,7 @@ class Segments(NamedTuple):
     key: Int64Array  # name × phases + phase
     begin: Int64Array  # on the axis of `OwnTime`
     end: Int64Array
-    own: Int64Array  # own time in between, ns
+    own_ns: Int64Array  # own time in between, ns
 
 
 def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
@@ -186,8 +186,8 @@ class Arrivals(NamedTuple):
     position: Int64Array  # which call of its rank in its step it is, from 0, the same for all calls of one collective
     place: Int64Array  # when it was called, on the axis of `OwnTime`
     place_before: Int64Array  # of the same rank's call before; -1 if there is none
-    own: Int64Array  # own time between the two, ns; -1 if there is none before
-    excess: Int64Array  # by how much `own` is more than the median of the other ranks', ns; 0 if it is not known
+    own_ns: Int64Array  # own time between the two, ns; -1 if there is none before
+    excess: Int64Array  # by how much `own_ns` is more than the median of the other ranks', ns; 0 if it is not known
     lateness: Int64Array  # by how much the call was later than the median of the other ranks' calls, ns
     is_last: BoolArray  # whether it is the last call of its collective
 
@@ -307,7 +307,7 @@ def _noise(arrivals: Arrivals) -> Float64Array:
     """
     place, rank = arrivals.position, arrivals.rank
     of_place = medians_within(_from_usual(arrivals, arrivals.excess), place)
-    of_rank = medians_within(_from_usual(arrivals, arrivals.own), rank, place)
+    of_rank = medians_within(_from_usual(arrivals, arrivals.own_ns), rank, place)
     # Once for each rank, in the order of what varies.
     order = np.lexsort((rank, of_rank, place))
     order = order[group_starts(place[order], of_rank[order], rank[order])]
@@ -323,11 +323,11 @@ def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, 
 
     That is the median over ranks and steps, ns; between them from which excess on each arrival counts, ns.
     """
-    known = arrivals.own >= 0
+    known = arrivals.own_ns >= 0
     place = arrivals.position << RANK_BITS | arrivals.rank
     _, of_row = np.unique(place, return_inverse=True)
     _, of_step = np.unique(arrivals.step << RANK_BITS | arrivals.rank, return_inverse=True)
-    own_ns = np.bincount(of_step[known], arrivals.own[known])
+    own_ns = np.bincount(of_step[known], arrivals.own_ns[known])
     usual_own = float(np.median(own_ns)) if len(own_ns) else 0.0
     steps, least = np.bincount(of_row, known), COUNTED_NOISES * noise
 
@@ -392,7 +392,7 @@ def module_excess(
             for key, inside, time in layers:
                 since, until = np.clip(inside.start, begin, end), np.clip(inside.end, begin, end)
                 times[row] += np.bincount(key, time.until(until) - time.until(since), outside + 1)
-        times[row, outside] = max(arrivals.own[own_rows].sum() - times[row, :outside].sum(), 0)
+        times[row, outside] = max(arrivals.own_ns[own_rows].sum() - times[row, :outside].sum(), 0)
     usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
     more = times[0] - usual
     names = [

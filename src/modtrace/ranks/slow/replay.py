@@ -31,7 +31,7 @@ class RankEvents(NamedTuple):
     time: Int64Array  # Unix ns
     key: Int64Array  # which collective or message it is of, from 0; -1 if that is not known
     is_call: BoolArray  # whether it is a call; else the end of a wait
-    own: Int64Array  # the rank's own time since its event before, ns; 0 for its first
+    own_ns: Int64Array  # the rank's own time since its event before, ns; 0 for its first
     waited: Int64Array  # its waiting since then
     binds: BoolArray  # whether it is the end of a wait that cannot be before the last call of `key`
     transfer: Int64Array  # if it binds: how long after that call the wait was over at the earliest, ns
@@ -173,7 +173,7 @@ class Replay:
         self._call = np.flatnonzero(events.is_call)
         self._call_begin = np.searchsorted(self._section[self._call], np.arange(len(self._head) + 1))
         self._calls = np.bincount(events.key[self._call])
-        self._pace = events.own + np.where(events.binds, 0, events.waited)
+        self._pace = events.own_ns + np.where(events.binds, 0, events.waited)
         rows = np.flatnonzero(counts_steps(events.rank, events.step))
         self._order = rows[np.argsort(events.step[rows], kind="stable")]
         self._step_begin = group_starts(events.step[self._order])
@@ -229,7 +229,7 @@ def without_excess(events: RankEvents, arrivals: Arrivals, rows: Sequence[int]) 
     for row in rows:
         first, last = np.searchsorted(events.place, [arrivals.place_before[row], arrivals.place[row]], side="right")
         inside = slice(int(first), int(last))
-        more = np.maximum(events.own[inside] - _usual(events, arrivals, row, int(last - first)), 0)
+        more = np.maximum(events.own_ns[inside] - _usual(events, arrivals, row, int(last - first)), 0)
         shorten(shorter, events, inside, more, int(arrivals.excess[row]))
     return shorter
 
@@ -239,7 +239,7 @@ def shorten(shorter: Int64Array, events: RankEvents, where: slice, weights: Floa
     total = float(weights.sum())
     if total > 0:
         part = np.rint(weights * (duration_ns / total)).astype(np.int64)
-        shorter[where] = np.minimum(shorter[where] + part, events.own[where])
+        shorter[where] = np.minimum(shorter[where] + part, events.own_ns[where])
 
 
 def _usual(events: RankEvents, arrivals: Arrivals, row: int, count: int) -> Float64Array:
@@ -253,5 +253,5 @@ def _usual(events: RankEvents, arrivals: Arrivals, row: int, count: int) -> Floa
     firsts = firsts[(lasts - firsts == count) & (arrivals.place_before[others] >= 0)]
     if not len(firsts):
         return np.zeros(count)
-    usual: Float64Array = np.median(events.own[firsts[:, None] + np.arange(count)], axis=0)
+    usual: Float64Array = np.median(events.own_ns[firsts[:, None] + np.arange(count)], axis=0)
     return usual
