@@ -406,10 +406,8 @@ def _run_to_json(run: RunTimes) -> str:
     modules = ",\n".join(json.dumps([fqn, module_class, phases[fqn]]) for fqn, module_class in run.classes.items())
     step = [*map(_digits, run.step)]
     head = {"steps": run.steps, "warm_up": run.warm_up, "step": step, "environment": dict(run.environment)}
-    head |= {"peak_bytes": dict(run.peak_bytes)} if run.peak_bytes else {}
-    head |= {"compiled": list(run.compiled)} if run.compiled else {}
-    head |= {"in_functions": dict(run.in_functions)} if run.in_functions else {}
-    head |= {"lines": run.lines} if run.lines else {}
+    optional = {name: getattr(run, name) for name in ("peak_bytes", "compiled", "in_functions", "lines")}
+    head |= {name: value for name, value in optional.items() if value}
     parts = ",\n".join(f"{json.dumps(part)}: {json.dumps(_numbers(times))}" for part, times in run.parts.items())
     return f'{json.dumps(head)[:-1]}, "parts": {{\n{parts}}}, "modules": [\n{modules}]}}'
 

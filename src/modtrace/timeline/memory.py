@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -95,30 +95,23 @@ def find_holders(timeline: "Timeline") -> Holders | None:
     if len(counted) == 1:
         # What backward spans keep is with their modules.
         kinds = OUTSIDE_CALLS[bool((columns.phase[rows] == BACKWARD).any()) :]
-        facts = timeline.metadata.get(MEMORY, {})
-        by_fqn.update(_kinds_at(facts.get("at_peak", {}), until, kinds, int(series.value[moment]) - by_fqn.total()))
-        steps = len(timeline.step_ends) - len(ended)
-        most = int(series.value[moment]) - by_fqn.total()
-        by_fqn.update(_grown_before(facts, steps, most))
+        facts, held = timeline.metadata.get(MEMORY, {}), int(series.value[moment])
+        at_peak, by, grows_by = (facts.get(key, {}) for key in ("at_peak", "by", "grows_by"))
+        if at_peak.get("time_ns") == until:
+            by_fqn.update(_up_to(held - by_fqn.total(), {kind: at_peak.get(kind, 0) for kind in reversed(kinds)}))
+        # What others hold at the end, less what they grew by in the steps since.
+        growing, steps = grows_by.keys() & by.keys() - {*KINDS}, len(timeline.step_ends) - len(ended)
+        by_fqn.update(_up_to(held - by_fqn.total(), {name: by[name] - grows_by[name] * steps for name in growing}))
     process = series.process.name if len(counted) > 1 else ""
     return Holders(process, until, int(series.value[moment]), int(series.time[0]), dict(by_fqn.most_common()))
 
 
-def _kinds_at(at_peak: Mapping[str, int], time_ns: int, kinds: Sequence[str], most: int) -> dict[str, int]:
-    """Return what kinds held at a moment, bytes, together at most so many; nothing if that is not known."""
+def _up_to(most: int, counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of bytes, in their order, of which together at most so many are there."""
     held = {}
-    for kind in reversed(kinds) if at_peak.get("time_ns") == time_ns else ():
-        if (count := min(at_peak.get(kind, 0), most)) > 0:
-            held[kind], most = count, most - count
-    return held
-
-
-def _grown_before(facts: Mapping[str, Any], steps: int, most: int) -> dict[str, int]:
-    """Return the bytes of who holds ever more, so many steps before `facts` say it; together at most `most`."""
-    by, grows, held = facts.get("by", {}), facts.get("grows_by", {}), dict[str, int]()
-    for name in grows.keys() & by.keys() - {*KINDS}:
-        if (count := min(by[name] - grows[name] * steps, most)) > 0:
-            held[name], most = count, most - count
+    for name, count in counts.items():
+        if (left := min(count, most)) > 0:
+            held[name], most = left, most - left
     return held
 
 

@@ -15,26 +15,13 @@ from ..._arrays import AnyArray, Int64Array, Numbering, split_by
 from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ...ring.file_format import parse_object
 from ...ring.slot_format import SEQUENCE_MASK, SYNC_PREFIX
-from .. import contents
+from .. import contents, slices
 from ..contents import CounterSeries, Mark, Process, Stats, Track
 from ..join import with_slices
 from ..memory import peaks_of
 from ..metadata import OPTIMIZER_NOTES, SHAPE_OF_STEP_NOTES, fit, fit_metadata
 from ..nesting import clip_and_nest, find_parents, without_inner
-from ..slices import (
-    BACKWARD,
-    BACKWARD_PASS,
-    DTYPES,
-    FORWARD,
-    MANY_NODES,
-    NO_ARG,
-    Arg,
-    ArgColumn,
-    Args,
-    Slices,
-    join_columns,
-    without_empty,
-)
+from ..slices import Arg, ArgColumn, Args, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis, event_before, usual_duration
 from .attribution import count_outside_runs
@@ -99,7 +86,7 @@ def assemble_timeline(
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
     timeline, ranges = add_ranges(timeline, analysis, tracks, process, modules.evaluations)
-    return with_slices(timeline, join_columns([communication, passes, ranges]))
+    return with_slices(timeline, slices.join_columns([communication, passes, ranges]))
 
 
 def _noted(snapshot: RingSnapshot, kind: str) -> list[dict[str, Any]]:
@@ -179,7 +166,7 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
     until, _, _ = clip_and_nest(thread, start_ns, end_ns, np.arange(len(thread)))
     first_seen = [*dict.fromkeys(thread[np.lexsort((-end_ns, start_ns))].tolist())]
     rows = Slices.of_kind(
-        BACKWARD_PASS,
+        slices.BACKWARD_PASS,
         start_ns,
         end=until,
         track=len(tracks) + find_key(np.array(first_seen), thread),
@@ -243,7 +230,7 @@ def decode_modules(
         "complete": rows["has_start"] & rows["has_end"],
     }
     return ModuleSpans(
-        columns={field: column.astype(DTYPES[field], copy=False) for field, column in columns.items()},
+        columns={field: column.astype(slices.DTYPES[field], copy=False) for field, column in columns.items()},
         spans=len(track),
         tracks=[*tracks],
         args={**_find_args(analysis, rows, parent), **({} if flops is None else flops.args)},
@@ -278,7 +265,7 @@ def _find_args(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Ar
         chosen = np.flatnonzero(np.isin(rows["name"], [*texts]))
         return ArgColumn.of_texts(chosen, [texts[name] for name in rows["name"][chosen].tolist()])
 
-    return without_empty(
+    return slices.without_empty(
         {
             Arg.SHAPES: _find_shapes(analysis, rows),
             Arg.COMPILED_MODULES: of_names(analysis.lookup.compiled),
@@ -290,13 +277,15 @@ def _find_args(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Ar
 
 def _find_nodes(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Args:
     """Return how many nodes calls made of which none ran, outermost ones, and how many those made that made many."""
-    calls = np.flatnonzero((rows["phase"] == FORWARD) & ~rows["on_backward"] & rows["has_start"] & rows["has_end"])
+    calls = np.flatnonzero(
+        (rows["phase"] == slices.FORWARD) & ~rows["on_backward"] & rows["has_start"] & rows["has_end"]
+    )
     enter, leave = ((rows[f"{edge}_position"][calls] - 1) // 2 for edge in ("start", "end"))
     value, nodes = analysis.events.value & SEQUENCE_MASK, np.zeros(len(parent), np.int64)
     nodes[calls] = value[leave] - value[enter] & SEQUENCE_MASK
     caller, self_nodes = parent[calls], without_inner(nodes, parent)
     unused = calls[(rows["link"][calls] < 0) & ((caller < 0) | (rows["link"][caller] >= 0)) & (nodes[calls] > 0)]
-    many = np.flatnonzero(self_nodes >= MANY_NODES)
+    many = np.flatnonzero(self_nodes >= slices.MANY_NODES)
     return {
         Arg.UNUSED_NODES: ArgColumn.of_numbers(unused, nodes[unused]),
         Arg.OWN_NODES: ArgColumn.of_numbers(many, self_nodes[many]),
@@ -308,8 +297,8 @@ def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> ArgColumn:
     events = analysis.events
     shapes = np.flatnonzero(events.kind == Kind.SHAPES)
     if not len(shapes):
-        return NO_ARG
-    calls = np.flatnonzero((rows["phase"] != BACKWARD) & (rows["start_position"] >= 0))
+        return slices.NO_ARG
+    calls = np.flatnonzero((rows["phase"] != slices.BACKWARD) & (rows["start_position"] >= 0))
     enter = event_before(events, shapes, events.kind != Kind.SHAPES)
     call = np.append(calls, -1)[find_key(rows["start_position"][calls], 2 * enter + 1)]
     texts = map(analysis.lookup.texts.__getitem__, events.name[shapes[call >= 0]].tolist())

@@ -13,23 +13,11 @@ from ..._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, be
 from ...ring import Kind, slot_format
 from ...ring.event_text import EVAL, TRAIN, parse_collective, parse_range
 from ...ring.slot_format import Events
+from .. import slices
 from ..collectives import collective_args
 from ..contents import COMMUNICATION, RANGES, WITHOUT_GRADIENTS, Process, Track, range_name
 from ..nesting import clip_and_nest
-from ..slices import (
-    BACKWARD,
-    COLLECTIVE,
-    FORWARD,
-    GARBAGE_COLLECTION,
-    KINDS,
-    RANGE,
-    TRIGGERS,
-    WAIT,
-    Arg,
-    ArgColumn,
-    Slices,
-    without_empty,
-)
+from ..slices import Arg, ArgColumn, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis, device_points
 from .intervals import find_key, pair_by_value
@@ -71,7 +59,7 @@ def build_collectives(analysis: RingAnalysis, tracks: Sequence[Track], process: 
     nbytes = np.where(exit_value > 0, exit_value & (slot_format.NOT_AWAITED_BIT - 1), 0)
     threads, thread = np.unique(events.thread[begin], return_inverse=True)
     rows = Slices.of_kind(
-        np.where(is_wait, WAIT, COLLECTIVE),
+        np.where(is_wait, slices.WAIT, slices.COLLECTIVE),
         clock.to_other(events.time[begin]),
         end=clock.to_other(events.time[end]),
         track=len(tracks) + thread,
@@ -153,7 +141,7 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     each step.
     """
     events = analysis.events
-    roots = np.flatnonzero((rows["phase"] == FORWARD) & ~rows["on_backward"] & (rows["depth"] == 0))
+    roots = np.flatnonzero((rows["phase"] == slices.FORWARD) & ~rows["on_backward"] & (rows["depth"] == 0))
     roots = roots[np.lexsort((rows["start_position"][roots], rows["thread"][roots]))]
     # Of a call that lacks its enter or exit the nearest event counts.
     enter, leave = (
@@ -163,7 +151,7 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     made_none = (events.value[enter] ^ events.value[leave]) & slot_format.SEQUENCE_MASK == 0
     step = analysis.steps_before(rows["start_position"][roots])
     fqns = np.unique([name.fqn for name in analysis.lookup.names] or [""], return_inverse=True)[1]
-    fqn, is_backward = fqns[rows["name"]], rows["phase"] == BACKWARD
+    fqn, is_backward = fqns[rows["name"]], rows["phase"] == slices.BACKWARD
     trains = np.isin(fqn[roots], fqn[is_backward])
     has_backward = np.isin(rows["link"][roots], rows["link"][is_backward]) & (rows["link"][roots] >= 0)
     trains_in_eval_mode = np.isin(fqn[roots], fqn[roots][has_backward & in_eval_mode])
@@ -220,7 +208,7 @@ _MAX_ROWS = 8
 _NO_TEXT = -1
 _EVALUATION, _IN_TRAINING_MODE = -2, -3
 _OWN_NAMES = {
-    _NO_TEXT: range_name(KINDS[GARBAGE_COLLECTION].label, "gc"),
+    _NO_TEXT: range_name(slices.KINDS[slices.GARBAGE_COLLECTION].label, "gc"),
     _EVALUATION: range_name("evaluation", "evaluation"),
     _IN_TRAINING_MODE: range_name(WITHOUT_GRADIENTS, "evaluation"),
 }
@@ -242,9 +230,9 @@ def add_ranges(
     since, until = _from_eval_to_train(evaluations, events, np.stack([begin, end])[:, is_whole], lookup)
     own_name = np.where(evaluations.in_training_mode, _IN_TRAINING_MODE, _EVALUATION)
     kind, thread, start, end, complete, position, text_id = stack_parts(
-        (RANGE, events.thread[either], begin_ns, end_ns, is_whole, position, events.name[either]),
+        (slices.RANGE, events.thread[either], begin_ns, end_ns, is_whole, position, events.name[either]),
         (
-            GARBAGE_COLLECTION,
+            slices.GARBAGE_COLLECTION,
             events.thread[collection],
             collected_from,
             events.time[collection],
@@ -252,7 +240,7 @@ def add_ranges(
             collected,
             _NO_TEXT,
         ),
-        (RANGE, evaluations.thread, since, until, evaluations.complete, evaluations.position, own_name),
+        (slices.RANGE, evaluations.thread, since, until, evaluations.complete, evaluations.position, own_name),
     )
     if not len(kind):
         return replace(timeline, tracks=[*tracks]), Slices.empty()
@@ -264,7 +252,7 @@ def add_ranges(
         added.append(Track(RANGES, name if nth == 0 else f"{name} ({nth + 1})", tid, process))
     texts, text = np.unique(text_id, return_inverse=True)
     rows_of_args = len(begin) + np.arange(len(collection))
-    slices = Slices.of_kind(
+    rows = Slices.of_kind(
         kind,
         clock.to_other(start),
         end=clock.to_other(end),
@@ -272,15 +260,15 @@ def add_ranges(
         track=len(tracks) + place.reshape(-1),
         step=analysis.steps_before(position),
         complete=complete,
-        args=without_empty(
+        args=slices.without_empty(
             {
-                name: ArgColumn(rows_of_args, values, TRIGGERS if name == Arg.TRIGGER else None)
+                name: ArgColumn(rows_of_args, values, slices.TRIGGERS if name == Arg.TRIGGER else None)
                 for name, values in collection_args.items()
             }
         ),
     )
     names = [_OWN_NAMES.get(number) or range_name(*parse_range(lookup.texts[number])) for number in texts.tolist()]
-    return replace(timeline, names=[*timeline.names, *names], tracks=[*tracks, *added]), slices
+    return replace(timeline, names=[*timeline.names, *names], tracks=[*tracks, *added]), rows
 
 
 def _from_eval_to_train(
