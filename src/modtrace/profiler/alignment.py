@@ -1,7 +1,7 @@
-"""From the recording's clock to the trace's: offset and drift.
+"""The alignment of a recording with a trace: offset and drift between their clocks.
 
-First they are measured where both saw the same moments, by sync marks. Then the operators of the trace refine them,
-until as few as can be lie partly outside a call: no call begins or ends while an operator runs.
+Sync marks, which are in both, give a first measure. The operators of the trace refine it: no call begins or ends while
+an operator runs, so the offset is where the fewest operators lie partly outside a call.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +19,15 @@ from .event_collector import ProfilerEvents
 from .recorded_part import runs_module_code, threads_of
 
 REACH_NS = 40_000
-"""How far off the first guess may be."""
+"""The largest error of the first guess, ns."""
 SHIFT_STEP_NS = 250
 SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
-"""Corrections of the guess that are tried, ns."""
+"""The corrections of the guess that are tried, ns."""
 _WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
 _WINDOW_NS = 20_000_000
-"""A window holds the edges of so long a time, but at least and at most so many."""
+"""The length of a window, ns, within the bounds on its number of edges."""
 _WINDOWS_AT_ONCE = 256
-"""Windows whose cuts are counted together: that bounds the memory."""
+"""The number of windows whose cuts are counted together: it bounds the memory."""
 
 
 class OffsetBounds(NamedTuple):
@@ -44,12 +44,12 @@ class OffsetBounds(NamedTuple):
 
     @property
     def middle(self) -> Float64Array:
-        """Between `low` and `high`; of bounds from `alignment.intersect` it drifts no faster than they may."""
+        """The offsets between `low` and `high`; those of bounds from `intersect` drift no faster than is allowed."""
         return (self.low + self.high) / 2
 
     @property
     def clock(self) -> ClockMap:
-        """The trace's clock by the middle; the bound holds at the moments of the bounds."""
+        """The trace's clock by the middle; its error is bounded at the moments of the bounds."""
         return ClockMap.of_columns(self.time, self.middle, np.abs(self.high - self.low) / 2, "no rate")
 
 
@@ -63,8 +63,8 @@ class CallEdges(NamedTuple):
 def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> TimeIntervals:
     """Return when a thread ran operators that call no module.
 
-    An operator that calls modules, as a checkpoint's does, has edges of calls deep inside it: only those in it count.
-    Operators are in order, an outer one first, and edges off by at most `margin` ns.
+    An operator that calls modules, such as a checkpoint's, has edges of calls deep inside it: the operators in it count
+    instead. Operators are in order, an outer one first, and edges are off by at most `margin` ns.
     """
     has_inner = np.append(start[1:] < end[:-1], False)
     calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
@@ -76,17 +76,15 @@ def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
     """Return how far each moment is from the nearer edge of the operator it is in, ns; 0 if it is in none."""
     if not len(busy.start):
         return np.zeros(len(time), np.int64)
-    at = np.searchsorted(busy.start, time, side="right") - 1
-    depth = np.minimum(time - busy.start[at], busy.end[at] - time)
-    depth[at < 0] = 0
-    inside: Int64Array = np.maximum(depth, 0)
-    return inside
+    operator = np.searchsorted(busy.start, time, side="right") - 1
+    depth: Int64Array = np.maximum(np.minimum(time - busy.start[operator], busy.end[operator] - time), 0)
+    return depth
 
 
 def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array, most: Float64Array) -> Float64Array:
-    """Return by how much each edge's guess has to be shifted so that fewest operators are cut around it, ns.
+    """Return for each edge the shift of its guess, in ns, with which the fewest operators around it are cut.
 
-    It is the middle of the best possible shifts; among equal ones those nearest to what was found just before.
+    It is the middle of the best possible shifts; among equally good ones, of those nearest to the shift before.
     """
     since = (edges.time - edges.time[0]).astype(np.float64)
     starts = _windows(edges.time)
@@ -96,8 +94,9 @@ def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array
     high = np.maximum.reduceat(most, starts) + SHIFT_STEP_NS
     before = 0.0
     for block in range(0, len(starts), _WINDOWS_AT_ONCE):
-        some = np.append(starts, len(since))[block : block + _WINDOWS_AT_ONCE + 1]
-        cuts = _count_cuts(edges.guess[some[0] : some[-1]], np.repeat(np.arange(len(some) - 1), np.diff(some)), busy)
+        bounds = np.append(starts, len(since))[block : block + _WINDOWS_AT_ONCE + 1]
+        window = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        cuts = _count_cuts(edges.guess[bounds[0] : bounds[-1]], window, busy)
         for index, count in enumerate(cuts):
             possible = (low[block + index] <= SHIFTS) & (high[block + index] >= SHIFTS)
             if possible.any():
@@ -113,9 +112,9 @@ def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array
 
 
 def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals, tolerance: float) -> OffsetBounds:
-    """Return what the gap around each edge says about its offset, as corrections of the guess, in order.
+    """Return the bounds that the gap around each edge gives, as corrections of the guess, in order.
 
-    An edge that is deeper than `tolerance` ns in an operator bounds nothing; any other counts as beyond its nearer end.
+    An edge deeper than `tolerance` ns in an operator bounds nothing; another one counts as beyond the nearer end.
     """
     place = edges.guess + np.rint(shift).astype(np.int64)
     after = np.searchsorted(busy.start, place, side="right")
@@ -134,7 +133,7 @@ def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals,
 
 
 def _windows(time: Int64Array) -> Int64Array:
-    """Return where the stretches begin in which edges are counted together: long enough for many, and short."""
+    """Return where the windows begin: each has enough edges to count, and is short."""
     starts = [0]
     while True:
         begin = starts[-1]
@@ -174,14 +173,14 @@ def _count_cuts(guess: Int64Array, window: Int64Array, busy: TimeIntervals) -> I
 
 
 _DRIFT_LIMIT = 500e-6
-"""How fast the offset may change, nanoseconds per nanosecond: so much a kernel slews its wall clock at most."""
+"""The fastest change of the offset, ns per ns: a kernel slews its wall clock by no more."""
 _CLOCK_NOISE_NS = 50.0
 _LINE_NS = 1 << 40
-"""How far the two moments are apart that make a line."""
+"""The distance of the two moments that define a line, ns."""
 _SAME_RUN_NS = 10_000_000_000
-"""Marks of another run have the same names: the clocks of one run are never further apart than this."""
+"""The largest distance of a mark and its slice, ns: marks of other runs have the same names."""
 _PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
-"""How far off the guess of each pass may be, and how deep an edge may lie in an operator and still count, ns."""
+"""For each pass the largest error of the guess, and the largest depth of an edge in an operator that counts, ns."""
 _AROUND_NS = 1_000_000
 
 
@@ -235,7 +234,7 @@ class OperatorFit:
     bound_ns: float  # half of what it is wide where that is most
 
     def metadata(self) -> dict[str, Any]:
-        """What a trace's metadata says of it; JSON values."""
+        """Return the JSON values in a trace's metadata."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "band"}
         return _rounded(values) | {"drift_limit": _DRIFT_LIMIT}
 
@@ -271,7 +270,7 @@ class Alignment:
         return self.line.clock if self.operators is None else self.operators.band.clock
 
     def metadata(self) -> dict[str, Any]:
-        """What a trace's metadata says of it; JSON values."""
+        """Return the JSON values in a trace's metadata."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         operators = None if self.operators is None else self.operators.metadata()
         return _rounded(values) | {"line": self.line._asdict(), "operators": operators}
@@ -293,7 +292,7 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def align_by_wall_clock(base_ns: int) -> Alignment:
-    """Trust that the profiler and the recording read the same wall clock."""
+    """Return the alignment of a profiler and a recording that read the same wall clock."""
     note = (
         "no sync mark is in both files; the clocks usually agree within 10 µs: if they are more than 40 µs apart, as "
         "on another machine, the times are wrong"
@@ -317,7 +316,7 @@ def align_by_sync_marks(
 
 
 def refine_by_operators(alignment: Alignment, timeline: Timeline, events: ProfilerEvents) -> Alignment:
-    """Return an alignment, off by at most `REACH_NS`, as suits the trace's operators, if any runs in a call."""
+    """Refine an alignment, off by at most `REACH_NS`, by the trace's operators; if none runs in a call it stays."""
     shared = list(_shared_threads(timeline, events))
     if not shared:
         return alignment
@@ -325,7 +324,7 @@ def refine_by_operators(alignment: Alignment, timeline: Timeline, events: Profil
     marks = OffsetBounds(pairs[:, 0], *pairs[:, 1:].T.astype(np.float64))
     refined = alignment
     for margin, tolerance in _PASSES:
-        known = [marks]
+        parts = [marks]
         operators = cut = 0
         for all_edges, start, end in shared:
             guess = refined.to_trace(all_edges)
@@ -334,7 +333,7 @@ def refine_by_operators(alignment: Alignment, timeline: Timeline, events: Profil
             busy = busy_intervals(start, end, np.sort(edges.guess), margin)
             if not len(edges.time) or not len(busy.start):
                 continue
-            # What was guessed to be the offset: what is found from here on are corrections of it.
+            # Shifts and bounds are corrections of this guess of the offset.
             guessed = (edges.guess + alignment.base_ns - edges.time).astype(np.float64)
             least, most = _within_marks(marks, edges.time)
             shift = most_likely_shift(edges, busy, least - guessed, most - guessed)
@@ -342,12 +341,12 @@ def refine_by_operators(alignment: Alignment, timeline: Timeline, events: Profil
             low, high = bounds.low + guessed, bounds.high + guessed
             # The slice of a mark is certain, the gap of an edge only likely.
             agrees = (low <= most) & (high >= least) & (np.isfinite(low) | np.isfinite(high))
-            known.append(OffsetBounds(bounds.time[agrees], low[agrees], high[agrees]))
+            parts.append(OffsetBounds(bounds.time[agrees], low[agrees], high[agrees]))
             operators += len(start)
             cut += int(np.count_nonzero(~agrees))
         if not operators:
             return alignment
-        band = intersect(OffsetBounds.joined(known))
+        band = intersect(OffsetBounds.joined(parts))
         if band is None:
             return alignment
         half = (band.high - band.low) / 2
@@ -404,13 +403,13 @@ def _within_marks(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, 
     band = intersect(OffsetBounds.joined([marks, asked]))
     if band is None:
         return -nothing, nothing
-    at = np.searchsorted(band.time, time)
-    agree = band.low[at] <= band.high[at]
-    return np.where(agree, band.low[at], -np.inf), np.where(agree, band.high[at], np.inf)
+    moment = np.searchsorted(band.time, time)
+    low, high = band.low[moment], band.high[moment]
+    return np.where(low <= high, low, -np.inf), np.where(low <= high, high, np.inf)
 
 
 def _shared_threads(timeline: Timeline, events: ProfilerEvents) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
-    """Yield of each thread on which calls were recorded and operators traced how both files know it.
+    """Yield calls and operators of each thread that has both.
 
     The edges of its calls, ns of the recording's clock, ascending; start and end of its operators, ns from the trace's
     base, ascending and an outer one first.
@@ -418,12 +417,11 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents) -> Iterator[tupl
     columns = timeline.columns
     thread_of_span = threads_of(timeline)
     chosen = runs_module_code(columns) & columns.complete
-    track = np.concatenate([events.ops.track, events.plain_ops.track])
-    start = np.concatenate([events.ops.start, events.plain_ops.start])
-    end = np.concatenate([events.ops.end, events.plain_ops.end])
-    on = events.threads[track]
+    tables = events.ops, events.plain_ops
+    track, start, end = (np.concatenate([getattr(ops, name) for ops in tables]) for name in ("track", "start", "end"))
+    thread_of_op = events.threads[track]
     for thread in np.unique(thread_of_span[chosen]).tolist():
-        running = on == thread
+        running = thread_of_op == thread
         if running.any():
             spans = chosen & (thread_of_span == thread)
             edges = np.sort(np.concatenate([columns.start[spans], columns.end[spans]]))

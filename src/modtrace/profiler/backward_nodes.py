@@ -18,8 +18,9 @@ from .recorded_part import CallIndex, innermost_spans, runs_module_code
 def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents) -> "Nodes":
     """Find the call of each autograd node of the trace.
 
-    By its sequence number; where the trace does not hold what made it, by the recorded backward span around its middle.
-    A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient it takes.
+    Its sequence number tells it; if the operation that made it is not in the trace, the recorded backward span around
+    its middle does. A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient
+    it takes.
     """
     columns = timeline.columns
     nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)))
@@ -42,14 +43,16 @@ def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents) -> "Nodes":
 def cut_to_nodes(timeline: Timeline, nodes: "Nodes", events: ProfilerEvents, process: Process) -> Timeline:
     """Replace the backward spans by ones that begin and end with the nodes of their call.
 
-    What was recorded where the trace has no nodes stays; a call inside backward moves by no more than it takes to lie
-    within the node that it runs in.
+    Where the trace has no nodes, the recorded spans stay. A call inside backward moves only as far as it must to lie
+    within the node that runs it.
     """
-    return _Builder(timeline, nodes, events, process).build() if len(nodes) else timeline
+    return _NodeCuts(timeline, nodes, events, process).build() if len(nodes) else timeline
 
 
 @dataclass
-class _Builder:
+class _NodeCuts:
+    """The backward spans of a timeline, cut to the nodes of a trace."""
+
     timeline: Timeline
     nodes: "Nodes"
     events: ProfilerEvents
@@ -183,7 +186,7 @@ class _Builder:
 
 
 _ROUNDS = 4
-"""Backward passes through graphs that a backward pass made, each deeper by one, that are followed."""
+"""How deep backward passes through graphs that a backward pass made are followed."""
 
 
 class Nodes:
@@ -285,13 +288,10 @@ def _making_ops(ops: EventColumns, nodes: EventColumns, made_on: dict[int, int])
     first = np.searchsorted(key, wanted, side="left")
     candidate = np.searchsorted(key, wanted, side="right") - 1
     start = ops.start[order]
-    while True:
-        late = (candidate >= first) & (start[candidate] >= nodes.start)
-        if not late.any():
-            break
+    while (late := (candidate >= first) & (start[candidate] >= nodes.start)).any():
         candidate[late] -= 1
-    found = (candidate >= first) & (track >= 0) & (nodes.sequence >= 0)
-    return np.where(found, order[np.maximum(candidate, 0)], -1)
+    is_made = (candidate >= first) & (track >= 0) & (nodes.sequence >= 0)
+    return np.where(is_made, order[np.maximum(candidate, 0)], -1)
 
 
 def _key(track: Int64Array, number: Int64Array) -> Int64Array:

@@ -1,8 +1,8 @@
 """GPU work and the calls that asked for it: a kernel's launch is known, and so the call in which it was launched.
 
 A correlation id says which launch it was. Ids are counted per process, so they are not enough in a trace of several
-processes (ranks that were put into one file). There devices and processes are paired in order, if there are as many of
-both, and of the launches that are left the last one that began before the work counts.
+processes, such as ranks in one file. There devices and processes are paired in order, if there are as many of both. Of
+the launches that are still possible the last one that began before the work counts.
 
 While a graph is captured nothing runs: the launches of the capture have no work. A replay is one launch with all that
 work. Both have the same kinds of operations in the same order, which shows that they belong together.
@@ -27,10 +27,10 @@ from .event_collector import ApiCall, EventColumns, ProfilerEvents
 from .recorded_part import steps_of_profile
 
 _KIND_OF_CALL = {ApiCall.KERNEL: 0, ApiCall.MEMCPY: 1, ApiCall.MEMSET: 2}
-"""What a call launches, as `EventColumns.work` has it."""
+"""The kind of work that a call launches, as in `EventColumns.work`."""
 
 NO_MODULE = "(no module)"
-"""What is called so belongs to no module."""
+"""The name of work that belongs to no module."""
 
 
 class NoModuleReason(IntEnum):
@@ -61,7 +61,7 @@ def no_module_name(reason: int) -> str:
 
 @dataclass(frozen=True)
 class WorkOwners:
-    """Whose each piece of GPU work is; columns as long as `ProfilerEvents.work`."""
+    """The owner of each piece of GPU work; columns as long as `ProfilerEvents.work`."""
 
     span: Int64Array  # the innermost span in which it was launched, or -1
     reason: Int8Array  # a `NoModuleReason`: why there is none
@@ -71,10 +71,10 @@ class WorkOwners:
 
 
 def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, list[str]]:
-    """Return the trace's events with device times as they can be, and what was cut.
+    """Return the trace's events with the impossible device times cut, and notes of what was cut.
 
-    What a stream does is done one after another. A piece of work that goes on while the next one begins and ends, or
-    after the profiler stopped, has an end that overflowed or was guessed: it counts until then.
+    A stream does one piece of work after another. A piece that goes on while the next one begins and ends, or after the
+    profiler stopped, has an end that overflowed or was guessed: it counts until then.
     """
     work, end = events.work, events.work.end
     until = possible_ends(work.track, work.start, end, None if events.window is None else events.window[1])
@@ -87,43 +87,38 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
         f"profiler stopped: {lost_ms:,.3f} ms of them are left out, as no device works so; profile again, or with a "
         "newer driver, for their true ends"
     )
-    last = max(events.first, int((until if len(until) else np.array([events.last])).max()), *_last_of_cpu(events))
-    return replace(
-        events, work=EventColumns(**{**vars(work), "duration": until - work.start}), last=min(events.last, last)
-    ), [note]
+    # The last end of a slice that is no work of a device, and of the work as it is now.
+    kinds = (events.ops, events.plain_ops, events.nodes, events.launches, events.modules, events.regions, events.steps)
+    last = max(events.first, int(until.max()), *(int(slices.end.max(initial=0)) for slices in kinds))
+    work = EventColumns(**{**vars(work), "duration": until - work.start})
+    return replace(events, work=work, last=min(events.last, last)), [note]
 
 
 def possible_ends(track: Int64Array, start: Int64Array, end: Int64Array, stop: int | None) -> Int64Array:
     """Return the latest possible end of each piece of device work; `stop` is when the profiler stopped, if known."""
     order = np.lexsort((-end, start, track))
     order = order[end[order] > start[order]]
-    this, following = order[:-1], order[1:]
-    holds = (track[this] == track[following]) & (end[this] > end[following])
+    piece, following = order[:-1], order[1:]
+    holds = (track[piece] == track[following]) & (end[piece] > end[following])
     until: Int64Array = end.copy()
-    until[this[holds]] = start[following[holds]]
+    until[piece[holds]] = start[following[holds]]
     return until if stop is None else np.minimum(until, np.maximum(stop, start))
 
 
 def count_overlapping(work: EventColumns) -> int:
     """Return how many pieces of work begin before one of their stream ends, and end after it."""
-    count, on, open_ends = 0, -1, list[int]()
+    count, last_track, open_ends = 0, -1, list[int]()
     order = np.lexsort((-work.end, work.start, work.track))
     columns = (column[order].tolist() for column in (work.track, work.start, work.end))
     for track, start, end in zip(*columns, strict=True):
-        while open_ends and (track != on or open_ends[-1] <= start):
+        while open_ends and (track != last_track or open_ends[-1] <= start):
             open_ends.pop()
-        on = track
+        last_track = track
         if open_ends and open_ends[-1] < end:
             count += 1
         else:
             open_ends.append(end)
     return count
-
-
-def _last_of_cpu(events: ProfilerEvents) -> list[int]:
-    """Return when the last slice of each kind ends that is no work of a device."""
-    kinds = (events.ops, events.plain_ops, events.nodes, events.launches, events.modules, events.regions, events.steps)
-    return [int(slices.end.max(initial=0)) for slices in kinds]
 
 
 def find_launches(events: ProfilerEvents) -> Int64Array:
@@ -140,8 +135,8 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
     first, end = (np.searchsorted(ids, work.correlation, side=side) for side in ("left", "right"))
     end = np.where(work.correlation >= 0, end, first)
     if np.all(process == process[0]):
-        known = first < end
-        launch[known] = rows[first[known]]
+        has_launch = first < end
+        launch[has_launch] = rows[first[has_launch]]
         return launch
     place, pieces = expand_ranges(first, end)
     chosen = rows[place]
@@ -160,10 +155,10 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
 
 
 class CudaGraphCapture(NamedTuple):
-    """What was launched while a graph was captured."""
+    """The launches while a graph was captured, in order."""
 
-    kinds: tuple[int, ...]  # of each launch, in order, what it launched: 0 a kernel, 1 a memcpy, 2 a memset
-    spans: Int64Array  # int64, of each the innermost span that it was launched in, or -1
+    kinds: tuple[int, ...]  # what each launched: 0 a kernel, 1 a memcpy, 2 a memset
+    spans: Int64Array  # int64, the innermost span around each, or -1
 
 
 def captured_graphs(events: ProfilerEvents, launch: Int64Array, running: InnermostLookup) -> list[CudaGraphCapture]:
@@ -188,9 +183,8 @@ def captured_graphs(events: ProfilerEvents, launch: Int64Array, running: Innermo
             rows = candidates[first:last]
             rows = rows[process_of[launches.track[rows]] == process_of[track]]
             kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.api[rows].tolist())
-            graphs.append(
-                CudaGraphCapture(kinds, running.on_threads(events.threads[launches.track[rows]], launches.start[rows]))
-            )
+            spans = running.on_threads(events.threads[launches.track[rows]], launches.start[rows])
+            graphs.append(CudaGraphCapture(kinds, spans))
     return [graph for graph in graphs if graph.kinds]
 
 
@@ -279,7 +273,7 @@ def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array
     # Nodes are numbered as they are captured; without their numbers the time gives the order.
     node = events.work.node[pieces]
     pieces = pieces[np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0)))]
-    return {int(launch[own[0]]): own for own in split_by(launch[pieces], pieces)}
+    return {int(launch[nodes[0]]): nodes for nodes in split_by(launch[pieces], pieces)}
 
 
 def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
@@ -294,13 +288,13 @@ def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
     ranges = ranges.take(np.lexsort((-ranges.duration, ranges.start, ranges.track)))
     for track in np.unique(ranges.track).tolist():
         of_track = np.flatnonzero(ranges.track == track)
-        here = np.flatnonzero(events.launches.track[rows] == track)
-        time = events.launches.start[rows[here]]
+        pieces = launched[events.launches.track[rows] == track]
+        time = events.launches.start[launch[pieces]]
         # Ranges inside others are of the same collective: the last one begun is the one, or all have ended.
         index = np.searchsorted(ranges.start[of_track], time, side="right") - 1
         reached = np.maximum.accumulate(ranges.end[of_track])
         inside = (index >= 0) & (reached[np.maximum(index, 0)] > time)
-        around[launched[here[inside]]] = ranges.name[of_track[index[inside]]]
+        around[pieces[inside]] = ranges.name[of_track[index[inside]]]
     return np.where(events.work.name >= 0, events.work.name, around)
 
 
@@ -326,14 +320,14 @@ def find_cpu_collectives(timeline: Timeline, events: ProfilerEvents, running: In
     reason = np.full(len(ran), NoModuleReason.NO_LAUNCH, np.int8)
     time = ran.start.copy()
     for name in np.unique(ran.name).tolist():
-        here, launched = np.flatnonzero(ran.name == name), np.flatnonzero(launches.name == name)
-        if len(here) != len(launched):
+        rows, launched = np.flatnonzero(ran.name == name), np.flatnonzero(launches.name == name)
+        if len(rows) != len(launched):
             continue
-        here = here[np.argsort(ran.start[here], kind="stable")]
+        rows = rows[np.argsort(ran.start[rows], kind="stable")]
         launched = launched[np.argsort(launches.start[launched], kind="stable")]
-        time[here] = launches.start[launched]
-        reason[here] = NoModuleReason.OUTSIDE
-        span[here] = running.on_threads(events.threads[launches.track[launched]], time[here])
+        time[rows] = launches.start[launched]
+        reason[rows] = NoModuleReason.OUTSIDE
+        span[rows] = running.on_threads(events.threads[launches.track[launched]], time[rows])
     reason[span >= 0] = NoModuleReason.KNOWN
     columns = timeline.columns
     outermost = columns.parent < 0
@@ -347,8 +341,8 @@ _MAX_ROWS = 100_000
 
 
 _Columns = tuple[Int64Array, ...]
-"""Five of pieces of work: the span in which each was launched (without one its reason, after all spans), the step, the
-kind as `GpuWork.kind`, the duration in ns, and how much of it overlaps with what the device computed."""
+"""Five columns of pieces of work: the span in which each was launched (without one its reason, after all spans), the
+step, the kind as in `GpuWork.kind`, the duration in ns, and how many ns of it overlap with computation."""
 
 
 def add_up_gpu_work(
@@ -414,8 +408,8 @@ def _communication(events: ProfilerEvents, owners: WorkOwners, of_work: Int64Arr
     overlap = np.zeros(len(pieces), np.int64)
     for number in np.unique(device[pieces]).tolist():
         computing = (owners.collective < 0) & (device == number)
-        here = device[pieces] == number
+        of_device = device[pieces] == number
         busy = union_of(work.start[computing], work.end[computing])
-        overlap[here] = busy.time_within(work.start[pieces[here]], work.end[pieces[here]])
+        overlap[of_device] = busy.time_within(work.start[pieces[of_device]], work.end[pieces[of_device]])
     kinds = np.full_like(overlap, COMMUNICATION_KIND)
     return of_work[pieces], owners.step[pieces], kinds, work.duration[pieces], overlap

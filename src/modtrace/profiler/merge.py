@@ -31,7 +31,7 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What `merge` wrote and left out, and how exactly the recording is aligned with the trace.
+    """A merged trace: its file, what was left out, and how exactly the recording is aligned with the trace.
 
     Attributes:
         path: the file it wrote.
@@ -52,7 +52,7 @@ class MergeResult:
 
     @cached_property
     def summary(self) -> Summary:
-        """What each module took."""
+        """The time of each module."""
         return summarize(self._timeline)
 
     def __str__(self) -> str:
@@ -82,18 +82,19 @@ def merge_timeline(
         captured = None
         if capture is not None:
             with TraceFile(capture) as file:
-                others, own = _read_events(file)
-            captured = Trace(own.events(), others.keys, file.path)
+                capture_stream, capture_events = _read_events(file)
+            captured = Trace(capture_events.events(), capture_stream.keys, file.path)
         with atomic_writer(name) as sink:
             stream, collector = EventStream(source), EventCollector(all_arrows=not _is_json(name))
             output = _new_output(name, stream, sink, collector)
             for chunk in stream.chunks():
                 output.add(chunk, collector.add(chunk.events))
             if MERGED in stream.keys:
-                problem = (
-                    "this trace was merged before and holds its recording: open it as it is, or merge the profiler's"
+                raise TraceError(
+                    source.path,
+                    "this trace was merged before and holds its recording: open it as it is, or merge the profiler's "
+                    "own trace",
                 )
-                raise TraceError(source.path, f"{problem} own trace")
             events = collector.events()
             overlaid = overlay(timeline, events, stream.keys, source.path, captured)
             merged = _describe(overlaid, stream, [*output.notes(events), *collector.notes()], name)

@@ -99,9 +99,9 @@ def _starts_with_room(
 ) -> Int64Array:
     """Move starts onto the reader's steps so that each slice can end after its children and before its next sibling.
 
-    Steps are rounded down. Where the start of an inner slice and that of the outer's next sibling fall on one step,
-    and readers disagree how far that is from the outer's start, no duration suits both: the sibling and what follows
-    it then begin a step later. That happens once per level of slices that end there at most.
+    Steps are rounded down. The start of an inner slice and that of the outer's next sibling may fall on one step. If
+    readers then disagree how far that is from the outer's start, no duration suits both: the sibling and all after it
+    begin a step later. That happens at most once per level of slices that end there.
     """
     begin = start // quantum * quantum
     of_tracks = split_by(track)
@@ -134,14 +134,14 @@ def _next_siblings(track: Int64Array, begin: Int64Array, parent: Int64Array) -> 
     """Return for each slice the next one beside it, or -1."""
     order = np.lexsort((np.arange(len(begin)), begin, parent, track))
     sibling = np.full(len(begin), -1, np.int64)
-    this, following = order[:-1], order[1:]
-    beside = (track[this] == track[following]) & (parent[this] == parent[following])
-    sibling[this[beside]] = following[beside]
+    row, following = order[:-1], order[1:]
+    beside = (track[row] == track[following]) & (parent[row] == parent[following])
+    sibling[row[beside]] = following[beside]
     return sibling
 
 
 _BLOCK = 1 << 12
-"""Spans whose text is in memory at a time."""
+"""The number of spans whose text is in memory at a time."""
 
 _ROUNDING_NS = 2
 """The trace processor rounds times: starts closer than this may become one."""
@@ -169,11 +169,11 @@ class JsonOutput:
     def notes(self, events: ProfilerEvents) -> list[str]:
         """Return what viewers drop, though it has a place in JSON."""
         count = count_overlapping(events.work)
-        what = (
+        note = (
             f"{count:,} kernels, memcpys and memsets begin before another one on their stream ends, and end after it: "
             "viewers of .json drop them or draw them wrongly; a merge to .pftrace shows them on a row beside"
         )
-        return [what] if count else []
+        return [note] if count else []
 
     def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
         """Write the recording's events, the spans above streams, and what follows the events."""
@@ -237,15 +237,15 @@ def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlace
     start, duration = _nest_slices(slices, quantum)
     described = describe_slices(slices, [*map(escaped_name, overlaid.device_names)])
     columns = slices.track.tolist(), start.tolist(), duration.tolist(), described
-    texts = (_slice_event(rows[track], *one) for track, *one in zip(*columns, strict=True))
-    while some := [*itertools.islice(texts, _BLOCK)]:
-        yield b",\n".join(some)
+    texts = (_slice_event(rows[track], *span) for track, *span in zip(*columns, strict=True))
+    while block := [*itertools.islice(texts, _BLOCK)]:
+        yield b",\n".join(block)
 
 
 def _slice_event(
-    row: tuple[int | str, int], start_ns: int, duration_ns: int, shown: tuple[str, str, dict[str, Any]]
+    row: tuple[int | str, int], start_ns: int, duration_ns: int, description: tuple[str, str, dict[str, Any]]
 ) -> bytes:
-    (pid, tid), (label, category, args) = row, shown
+    (pid, tid), (label, category, args) = row, description
     text = orjson.dumps({"ph": "X", "pid": pid, "tid": tid, "cat": category, "name": label, "args": args})
     return b'%b,"ts":%b,"dur":%b}' % (text[:-1], microseconds_text(start_ns), microseconds_text(duration_ns))
 

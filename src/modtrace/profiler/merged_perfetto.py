@@ -123,7 +123,7 @@ class EventEncoder:
 
 
 _MAX_LOOKED_AT = 512
-"""Slices that are looked at for the one around a moment: so deep viewers draw."""
+"""The number of slices that are looked at for the one around a moment: viewers draw no deeper."""
 
 
 class ProfilerSlices:
@@ -196,11 +196,11 @@ class ProfilerSlices:
                     self.lost_arrows += 1
                 else:
                     pairs += 1
-                    for one in both:
-                        ends_of_track.setdefault(int(track[one]), []).append((int(bound[one]), pairs))
+                    for flow_end in both:
+                        ends_of_track.setdefault(int(track[flow_end]), []).append((int(bound[flow_end]), pairs))
             if ways & BEGINS:
                 begun.setdefault(flow, end)  # a begin of what has begun already is none
-        return {track: sorted(own) for track, own in ends_of_track.items()}
+        return {track: sorted(ends) for track, ends in ends_of_track.items()}
 
     def notes(self) -> list[str]:
         """Return what a Perfetto trace has no place for."""
@@ -212,15 +212,15 @@ class ProfilerSlices:
         if skipped:
             notes.append(f"{skipped} of the profiler's events are of a kind that .pftrace has no place for")
         if self.lost_arrows:
-            what = "of the profiler's arrows are left out: no slice is where they begin or end"
-            notes.append(f"{self.lost_arrows} {what}")
+            problem = "are left out: no slice is where they begin or end"
+            notes.append(f"{self.lost_arrows} of the profiler's arrows {problem}")
         return notes
 
     def packets(self, track: int, base: int, uuid: int, row_beside: Callable[[int], TracePacket]) -> Iterator[bytes]:
         """Yield the packets of a track, see `profiler_packets`; `base` is what its times count from, in Unix ns."""
         slices = self.tracks[track]
-        for index, own in groupby(self._flows_by_track.get(track, []), key=itemgetter(0)):
-            flows = [flow + PROFILER_FLOW for _, flow in own]
+        for index, ends in groupby(self._flows_by_track.get(track, []), key=itemgetter(0)):
+            flows = [flow + PROFILER_FLOW for _, flow in ends]
             slices.fields[index] += TrackEvent(flow_ids=flows).SerializeToString()
         start, duration = microseconds_to_ns(slices.start) + base, microseconds_to_ns(slices.duration)
         yield from profiler_packets(start, duration, slices.fields, uuid, row_beside)
@@ -280,8 +280,8 @@ def profiler_packets(
             positions = np.flatnonzero(kinds == kind)
             if len(positions):
                 event: list[Column] = [table.pick(rows[positions])]
-                some = [] if kind == _END else index[positions].tolist()
-                event += [RaggedColumn.from_strings([fields[at] for at in some])] if some else []
+                if kind != _END:
+                    event.append(RaggedColumn.from_strings([fields[row] for row in index[positions].tolist()]))
                 parts.append((positions, track_event_packets(time[positions], repeat(sequence, len(positions)), event)))
         yield interleave(parts, len(index))
 
@@ -362,18 +362,18 @@ class PacketOutput:
         for _, part in PerfettoWriter(parents).packets(WrittenPart(recorded, parts)):
             sink.write(part)
         spans, encoder = overlaid.devices, slices.encoder
-        fields = [encoder.fields(*one) for one in describe_slices(spans, overlaid.device_names)]
+        fields = [encoder.fields(*texts) for texts in describe_slices(spans, overlaid.device_names)]
         sink.write(serialize(*encoder.interned_packets()))
         ranks = {events.tracks[track]: rank for rank, track in enumerate(slices.tracks)}
         for track, (key, rank) in zip(slices.tracks, ranks.items(), strict=True):
             for part in slices.packets(track, base, _uuid("track", key), _beside(key, rank, overlaid)):
                 sink.write(part)
         for track in np.unique(spans.track).tolist():
-            own, key = slice(*np.searchsorted(spans.track, [track, track + 1]).tolist()), events.tracks[track]
-            times = spans.start[own] + base, (spans.end - spans.start)[own]
+            on_track, key = slice(*np.searchsorted(spans.track, [track, track + 1]).tolist()), events.tracks[track]
+            times = spans.start[on_track] + base, (spans.end - spans.start)[on_track]
             beside = _beside(key, ranks.get(key, 0), overlaid)
-            for part in profiler_packets(*times, fields[own], _uuid("modules", key), beside):
-                sink.write(part)
+            for packets in profiler_packets(*times, fields[on_track], _uuid("modules", key), beside):
+                sink.write(packets)
         for packet in packet_table(table, sink.value):
             sink.write(packet)
 
@@ -458,5 +458,5 @@ def _beside(key: TrackKey, rank: int, overlaid: Overlay) -> Callable[[int], Trac
     return describe
 
 
-def _uuid(*what: object) -> int:
-    return track_uuid(repr(what))
+def _uuid(*key: object) -> int:
+    return track_uuid(repr(key))

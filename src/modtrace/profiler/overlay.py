@@ -108,12 +108,11 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
 def _told_by_args(events: ProfilerEvents, process: Process) -> tuple[Timeline, list[str]]:
     """Make a timeline of slices whose args say which calls they are; see `reconstruct`."""
     rows, threads = events.calls, events.threads
-    rows_of = [events.thread_names.get(key, "").partition(" · ") for key in events.tracks]
-    is_own = threads >= 0
-    is_own &= np.array([kind in ("forward", "backward") for kind, _, _ in rows_of], np.bool_)
-    rows = rows.take(is_own[rows.track])
+    named = [events.thread_names.get(key, "").partition(" · ") for key in events.tracks]
+    has_modules = (threads >= 0) & np.array([kind in ("forward", "backward") for kind, _, _ in named], np.bool_)
+    rows = rows.take(has_modules[rows.track])
     used, track = np.unique(rows.track, return_inverse=True)
-    tracks = [Track(rows_of[row][0], rows_of[row][2], int(threads[row]), process) for row in used.tolist()]
+    tracks = [Track(named[row][0], named[row][2], int(threads[row]), process) for row in used.tolist()]
     columns = Slices.of(
         start=rows.start, end=rows.end, name=rows.name, phase=rows.phase, track=track, call=rows.call, step=rows.step
     ).take(np.lexsort((-rows.end, rows.start)))
@@ -187,7 +186,7 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Overlay(Aligned):
-    """A recording in the time of a trace, and what became of the trace's nodes and kernels."""
+    """A recording in the time of a trace, and the modules of the trace's kernels."""
 
     drawn: Timeline  # the timeline without the ranges that the profiler's annotations show already
     devices: Slices  # those above the streams, see `build_stream_spans`
@@ -273,8 +272,8 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
         for pid, part in parts.items()
     ]
     timeline = join(timelines)
-    is_own = np.max([part.events.threads for part in parts.values()], axis=0) >= 0
-    threads = np.where(is_own, np.arange(len(is_own)) + 1, -1)
+    is_thread = np.max([part.events.threads for part in parts.values()], axis=0) >= 0
+    threads = np.where(is_thread, np.arange(len(is_thread)) + 1, -1)
     return Aligned(
         timeline=timeline,
         running=innermost_spans(timeline),
@@ -292,6 +291,7 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
 
 
 def _with_tids(timeline: Timeline, tids: Mapping[int, int]) -> Timeline:
+    """Return the timeline with other ids of threads."""
     return replace(timeline, tracks=[track._replace(tid=tids[track.tid]) for track in timeline.tracks])
 
 
@@ -299,19 +299,14 @@ def _align_process(
     timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str, pid: int | str
 ) -> Aligned:
     """Align the recording of one process with a trace; None makes one of the trace."""
-    notes: list[str] = []
     alignment = None
     base, events = base_time_ns(keys, path), events.with_threads_of(pid)
     if timeline is None:
-        process = (
-            Process(pid, _rank(keys), events.process_names.get(pid, "python"))
-            if isinstance(pid, int)
-            else Process(0, _rank(keys), pid)
-        )
+        number, name = (pid, events.process_names.get(pid, "python")) if isinstance(pid, int) else (0, pid)
+        process = Process(number, _rank(keys), name)
         timeline, notes = reconstruct(events, process)
     else:
-        timeline, left_out = for_process(timeline, pid)
-        notes += left_out
+        timeline, notes = for_process(timeline, pid)
         timeline, process = with_pid(timeline, pid)
         alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
         alignment = refine_by_operators(alignment, timeline, events)
@@ -399,9 +394,8 @@ def _straddling_ops(timeline: Timeline, events: ProfilerEvents) -> tuple[int, in
     """Count forward operations that lie partly in and partly outside a call, and say by how much at most."""
     columns, ops = timeline.columns, events.ops
     running = innermost_spans(timeline, runs_module_code(columns))
-    on = events.threads[ops.track]
-    last = np.maximum(ops.end - 1, ops.start)
-    first_in, last_in = running.on_threads(on, ops.start), running.on_threads(on, last)
+    thread, last = events.threads[ops.track], np.maximum(ops.end - 1, ops.start)
+    first_in, last_in = running.on_threads(thread, ops.start), running.on_threads(thread, last)
     cut = np.flatnonzero(first_in != last_in)
     before, after = first_in[cut], last_in[cut]
     left = (before >= 0) & (columns.end[before] < ops.end[cut])

@@ -25,11 +25,11 @@ _Key = tuple[int, int, int]
 
 
 GPU_WORK, REASON = "gpu_work", "reason"
-"""Args of a slice above a stream: how many kernels, memcpys and memsets are in it, and why it has no module."""
+"""Args of a slice above a stream: the number of kernels, memcpys and memsets in it, and why it has no module."""
 
 
 def collective_name(collective: str, owner: Name | None) -> Name:
-    """Return what a collective's span is called, below the module that launched it.
+    """Return the name of a collective's span, below the module that launched it.
 
     Example:
         >>> collective_name("all_reduce", Name("a: Linear", "Net.a", "Linear"))
@@ -113,8 +113,8 @@ def with_stream_spans(timeline: Timeline, spans: Slices, names: Sequence[Name], 
     new: dict[int, int] = {}
     for number in dict.fromkeys(owned.name.tolist()):
         # Two processes can have modules of one name.
-        known = number < len(timeline.names)
-        new[number] = number if known else numbers.setdefault(names[number], len(all_names))
+        is_module = number < len(timeline.names)
+        new[number] = number if is_module else numbers.setdefault(names[number], len(all_names))
         if new[number] == len(all_names):
             all_names.append(names[number])
     streams = [
@@ -128,10 +128,10 @@ def with_stream_spans(timeline: Timeline, spans: Slices, names: Sequence[Name], 
 
 
 def describe_slices(spans: Slices, names: Sequence[Name]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what a merged trace says of each span above a stream, as `build_stream_spans` returns them.
+    """Yield label, category and args of each span above a stream, as `build_stream_spans` returns them.
 
-    That is what it is called; its category, the phase of its call, or "gpu" if it belongs to none; and its args: which
-    call that is, or the reason why there is none, and how much work is in it.
+    The category is the phase of its call, or "gpu" without one. The args say which call it is, or why there is none,
+    and how much work is in it.
     """
     columns = (column.tolist() for column in (spans.name, spans.phase, spans.call, spans.step))
     for args, number, phase, call, step in zip(args_by_row(spans.args).values(), *columns, strict=True):
@@ -155,17 +155,17 @@ class _Paths:
         self._calls = CallIndex(timeline)
         self._phase: Int8Array = timeline.columns.phase
         self._parent = timeline.columns.parent
-        self._known: dict[tuple[int, int], tuple[_Key, ...]] = {}
+        self._path_of: dict[tuple[int, int], tuple[_Key, ...]] = {}
         self.keys: dict[_Key, int] = {}
 
     def of(self, span: int, replay: int) -> tuple[_Key, ...]:
-        path = self._known.get((span, replay))
+        path = self._path_of.get((span, replay))
         if path is None:
             around = int(self._parent[span])
             key = (self._calls.forward_span_of(span), int(self._phase[span]), replay)
             self.keys.setdefault(key, span)
             path = (*(self.of(around, replay) if around >= 0 else ()), key)
-            self._known[span, replay] = path
+            self._path_of[span, replay] = path
         return path
 
     def without(self, reason: int) -> tuple[_Key, ...]:
