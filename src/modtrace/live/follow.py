@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._arrays import Float64Array, Int64Array
+from .._arrays import Int64Array
 from .._errors import RingError
 from .._files import Folder, is_of_user, open_regular
 from ..ring import Kind, RingSnapshot, has_news, read_ring, ring_state
@@ -107,18 +107,18 @@ class ModuleRate(NamedTuple):
 def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[ModuleRate]:
     """Return the times of each module, in the order in which modules were first called."""
     measured = [rank for rank in ranks if rank.rows and rank.window_ns]
-    shares_of: dict[str, Float64Array] = {}
+    totals: dict[str, list[float]] = {}
     busiest: dict[str, tuple[float, int | None, str]] = {}
     for rank in measured:
+        number = rank.state.rank if len(measured) > 1 else None
         for row in rank.rows if max_depth is None else fold_below(rank.rows, max_depth):
             backward_ns = row.backward_ns + row.recompute_ns
             values = [1e9 * row.calls, row.self_ns, row.total_ns, row.forward_ns, backward_ns]
-            shares = np.array(values) / rank.window_ns
-            shares_of[row.fqn] = shares_of.get(row.fqn, 0) + shares
+            shares = [value / rank.window_ns for value in values]
+            totals[row.fqn] = [a + b for a, b in zip(totals.get(row.fqn, [0.0] * 5), shares, strict=True)]
             if row.fqn not in busiest or shares[1] >= busiest[row.fqn][0]:
-                number = rank.state.rank if len(measured) > 1 else None
-                busiest[row.fqn] = (float(shares[1]), number, rank.state.role)
-    means = {fqn: (shares / len(measured)).tolist() for fqn, shares in shares_of.items()}
+                busiest[row.fqn] = shares[1], number, rank.state.role
+    means = {fqn: [total / len(measured) for total in shares] for fqn, shares in totals.items()}
     return [ModuleRate._make([fqn, *mean, *busiest[fqn]]) for fqn, mean in means.items()]
 
 
