@@ -133,15 +133,14 @@ def read_head(files: DatasetFiles) -> int:
     """Return how many steps are stored together; raises ModtraceError if this is no dataset of this version."""
     try:
         values = orjson.loads(files.read(DATASET_MARKER))
-        version = values["format"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise _no_dataset(files) from error
-    if version != _FORMAT:
-        raise ModtraceError(f"{files.place}: its format is {version}, and this version reads {_FORMAT}")
-    steps = values.get("steps_per_bucket")
-    if not (isinstance(steps, int) and steps > 0):
-        raise _no_dataset(files)
-    return steps
+    match values:
+        case {"format": version} if version != _FORMAT:
+            raise ModtraceError(f"{files.place}: its format is {version}, and this version reads {_FORMAT}")
+        case {"format": _, "steps_per_bucket": int(steps)} if steps > 0:
+            return steps
+    raise _no_dataset(files)
 
 
 def write_head(files: DatasetFiles, steps_per_bucket: int) -> None:
