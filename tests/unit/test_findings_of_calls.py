@@ -210,17 +210,18 @@ def test_layers_of_a_deep_model_are_no_loop() -> None:
     assert found(build_timeline(script.snapshot())) == []
 
 
-def with_loss(loss: float, alone: float, name: str = "Net") -> Timeline:
-    """Steps of a module, forward and backward 10 ms each; the loss takes some, and some of the pass is in no module."""
+def with_loss(loss: float, alone: float, name: str = "Net", passes: int = 1) -> Timeline:
+    """Steps of a module, forward and backward 10 ms each; the loss takes some, and some of a pass is in no module."""
     script, now = EventScript(capacity=1 << 10), 0
     net = script.name(name, name, name)
     for step in range(6):
         script.enter(now, net, step, step)
         script.exit(now := now + 10 * MS, net, step, step + 1)
         now += round(loss * MS)
-        script.pass_begin(now, step)
-        script.node(now, now := now + 10 * MS, step)
-        script.pass_end(now := now + round(alone * MS), step)
+        for number in range(passes * step, passes * step + passes):
+            script.pass_begin(now, number)
+            script.node(now, now := now + 10 * MS, step, graph_task=number)
+            script.pass_end(now := now + round(alone * MS), number)
         script.step(now, step)
     return build_timeline(script.snapshot())
 
@@ -230,6 +231,13 @@ def test_a_loss_without_a_backward_of_its_size_does_something_else(loss: float, 
     expected = [("loss takes a large share", None, "loss", ms)] if ms else []
 
     assert [one[:4] for one in found(with_loss(loss, alone))] == expected
+
+
+def test_what_differentiates_gradients_is_no_loss() -> None:
+    # The loss takes 3 ms of 38, and 5 ms of the two passes are in no module.
+    named = [one[0] for one in found(with_loss(3, 2.5, passes=2))]
+
+    assert named == ["runs backward more often than forward"]
 
 
 @pytest.mark.parametrize(

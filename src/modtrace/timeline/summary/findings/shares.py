@@ -253,10 +253,13 @@ def _beside_optimizers(measured: Measured, notes: NotedSteps) -> Finding | None:
 def _backward_alone(measured: Measured, part: str) -> Int64Array:
     """Return int64[steps], how long backward passes last while no module's backward runs: of the loss, or waiting.
 
-    It is no loss if there are other ranks to wait for, and waiting only beside what counts as communication already.
+    It is no loss if there are other ranks to wait for, or if passes over kept graphs may differentiate gradients, and
+    waiting only beside what counts as communication already.
     """
     steps, with_ranks = measured.summary.steps.counted.columns, bool(measured.ranges_of("communication"))
-    if len(steps.step) != measured.steps or part not in ("loss", "communication") or with_ranks == (part == "loss"):
+    is_kept = part == "loss" and measured.runs.passes_again.sum() >= _MOST_STEPS * measured.steps
+    is_known = len(steps.step) == measured.steps and part in ("loss", "communication") and not is_kept
+    if not is_known or with_ranks == (part == "loss"):
         return np.zeros(measured.steps, np.int64)
     own_ns = measured.of_part("backward") + measured.of_part("recompute") if with_ranks else steps.backward_pass_ns
     return np.asarray(np.maximum(own_ns - steps.backward_ns - steps.recompute_ns, 0))
