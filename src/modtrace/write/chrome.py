@@ -29,6 +29,7 @@ from ..formats.slice_args import (
     LAUNCH_CATEGORY,
     LAUNCH_NAME,
     PARTS_CATEGORY,
+    SharedTexts,
     extra_arg_texts,
     slice_texts,
 )
@@ -41,10 +42,10 @@ from .slices import CollectiveFlows, FlowRole, flow_roles
 from .written_parts import COUNTER_UNIT, PartCounter, WrittenPart, written_parts
 
 _CHUNK = 1 << 14
-"""Spans whose text is in memory at a time: few enough that the processor's cache holds it."""
+"""The number of spans whose text is in memory at a time: few enough for the processor's cache."""
 
 _NEXT = b"},\n"
-# What stands around the link of a span, after the last of its args.
+# The texts before and after the link of a span, which follow the last of its args.
 _LINK_TEXT = {
     FlowRole.NO_LINK: (b"}", b""),
     FlowRole.LINK_ARG: (b',"link":', b"}"),
@@ -73,25 +74,24 @@ def _span_texts(timeline: Timeline, lanes: Lanes, base: int, resolution_ns: int)
         return _event_head(lane, PHASES[phase], label, args) + b',"call":'
 
     for first in range(0, len(columns), _CHUNK):
-        some = columns.take(slice(first, first + _CHUNK))
-        lane = lanes.of_track[some.track]
-        # All that the beginning of an event says, as one number; `head` takes it apart again.
-        key = some.name.astype(np.int64) * len(lanes.lanes) + lane
-        pieces = np.empty((len(some), 4), object)
-        pieces[:, 0] = _format_unique((key * len(PHASES) + some.phase) * 2 + some.complete, head)
-        pieces[:, 1] = _format_unique(some.call, lambda call: b'%d,"step":' % call)
-        pieces[:, 2] = _format_unique(some.step, lambda step: b"%d" % step)
-        own = slice(*np.searchsorted(with_args, (first, first + _CHUNK)))
-        pieces[with_args[own] - first, 2] += arg_texts[args_of[own]]
-        pieces[:, 3] = _event_suffixes(some, roles[first : first + _CHUNK], lane, lanes, base)
-        yield len(some), _joined(pieces)
+        part = columns.take(slice(first, first + _CHUNK))
+        lane = lanes.of_track[part.track]
+        # The beginning of an event as one number; `head` takes it apart again.
+        key = part.name.astype(np.int64) * len(lanes.lanes) + lane
+        pieces = np.empty((len(part), 4), object)
+        pieces[:, 0] = _format_unique((key * len(PHASES) + part.phase) * 2 + part.complete, head)
+        pieces[:, 1] = _format_unique(part.call, lambda call: b'%d,"step":' % call)
+        pieces[:, 2] = _format_unique(part.step, lambda step: b"%d" % step)
+        args = slice(*np.searchsorted(with_args, (first, first + _CHUNK)))
+        pieces[with_args[args] - first, 2] += arg_texts[args_of[args]]
+        pieces[:, 3] = _event_suffixes(part, roles[first : first + _CHUNK], lane, lanes, base)
+        yield len(part), _joined(pieces)
 
 
 def _event_head(lane: Lane, category: str, label: str, args: Mapping[str, object]) -> bytes:
     """Return the beginning of an event, up to the last of these args."""
-    pid, of_category, name, said = map(orjson.dumps, (lane.pid, category, label, args))
-    texts = pid, lane.tid, of_category, name, said[:-1]
-    return _NEXT + b'{"ph":"X","pid":%b,"tid":%d,"cat":%b,"name":%b,"args":%b' % texts
+    event = {"ph": "X", "pid": lane.pid, "tid": lane.tid, "cat": category, "name": label, "args": args}
+    return _NEXT + orjson.dumps(event)[:-2]
 
 
 def _joined(pieces: ObjectArray) -> bytes:
@@ -104,9 +104,9 @@ def _joined(pieces: ObjectArray) -> bytes:
 def _chrome_roles(timeline: Timeline, lanes: Lanes, resolution_ns: int) -> UInt8Array:
     """Return uint8[n], the `FlowRole` of each span.
 
-    A flow event binds to the innermost slice of its row that has begun by its time, so of two slices that begin at one
-    time it would bind to the inner one. There the slices themselves carry the flow (`bind_id`), which is always exact
-    but known to fewer readers.
+    A flow event binds to the innermost slice of its row that has begun by its time: if two slices begin at one time, to
+    the inner one. There the slices themselves carry the flow (`bind_id`), which is always exact but known to fewer
+    readers.
     """
     columns = timeline.columns
     roles = flow_roles(columns)
@@ -131,12 +131,12 @@ def _by_link(columns: Slices, roles: UInt8Array, role: FlowRole) -> IndexArray:
 
 def _format_unique(values: AnyArray, form: Callable[[int], bytes]) -> ObjectArray:
     """Return `form(value)` for each value, made once per different one."""
-    known, place = number_values(values)
-    return _as_objects([form(value) for value in known.tolist()])[place]
+    distinct, place = number_values(values)
+    return _as_objects([form(value) for value in distinct.tolist()])[place]
 
 
 def _event_suffixes(columns: Slices, roles: UInt8Array, lane: Int32Array, lanes: Lanes, base: int) -> ObjectArray:
-    """Return what ends the spans: their times, their links, and where a flow begins or ends its event."""
+    """Return the ends of the texts of spans: times, links, and the event of a flow that begins or ends there."""
     start, duration = columns.start - base, columns.end - columns.start
     negative = start < 0
     start = np.abs(start)
@@ -211,11 +211,9 @@ def _other_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes
         rows = np.arange(first, min(first + _CHUNK, len(timeline.slices)))
         part, texts = timeline.slices.take(rows), slice_texts(timeline, rows)
         lane = lanes.of_track[part.track]
-        known, place = number_values(texts.key * len(lanes.lanes) + lane)
-        parted = (divmod(key, len(lanes.lanes)) for key in known.tolist())
-        heads = [_event_head(lanes.lanes[index], *texts.shared[number][1:]) for number, index in parted]
+        head = functools.partial(_shared_head, texts.shared, lanes.lanes)
         pieces = np.empty((len(rows), 3), object)
-        pieces[:, 0] = _as_objects(heads)[place]
+        pieces[:, 0] = _format_unique(texts.key * len(lanes.lanes) + lane, head)
         pieces[:, 1] = b""
         for name, column in texts.numbers.items():
             text = b',"%b":' % name.encode() + b"%d"
@@ -225,6 +223,11 @@ def _other_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes
         for index, events in _flow_events(timeline, lanes, flows, rows, base):
             pieces[index, 2] += events
         yield _joined(pieces)
+
+
+def _shared_head(shared: Sequence[SharedTexts], lanes: Sequence[Lane], key: int) -> bytes:
+    texts, lane = shared[key // len(lanes)], lanes[key % len(lanes)]
+    return _event_head(lane, texts.category, texts.label, texts.args)
 
 
 def _flow_events(
@@ -240,8 +243,8 @@ def _flow_events(
         events: list[dict[str, object]] = []
         if flows.flow[number] >= 0:
             phase = "s" if flows.is_first[number] else "f" if flows.is_last[number] else "t"
-            what = {"cat": COMMUNICATION, "name": CALLS_NAME, "id": int(flows.flow[number]), "bp": "e"}
-            events.append({"ph": phase, **where, **what})
+            flow = {"cat": COMMUNICATION, "name": CALLS_NAME, "id": int(flows.flow[number]), "bp": "e"}
+            events.append({"ph": phase, **where, **flow})
         span = int(flows.launched_by[number])
         if span >= 0:
             launcher = lanes.lanes[lanes.of_track[slices.track[span]]]
@@ -314,7 +317,7 @@ def write_chrome(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> N
 
 
 class _Document:
-    """A document, part by part. What the last part says of all comes before the events if there is no other part.
+    """A document, part by part. The stats and metadata come before the events if there is a single part.
 
     {"baseTimeNanoseconds": …, "otherData": {"modtrace": …},
      "traceEvents": [rows and spans of a part …, rows and spans of the next part, marks, counters, other slices …],
@@ -333,8 +336,8 @@ class _Document:
         if before is None:
             self._base = first_ns
             header = make_header(timeline)
-            said = header if is_last else {"modtrace": header["modtrace"]}
-            yield 0, b'{"baseTimeNanoseconds":%d,"otherData":%b' % (self._base, orjson.dumps(said))
+            other_data = header if is_last else {"modtrace": header["modtrace"]}
+            yield 0, b'{"baseTimeNanoseconds":%d,"otherData":%b' % (self._base, orjson.dumps(other_data))
             yield 0, b',\n"traceEvents":[\n'
         _check_length(timeline, self._base)
         chrome = ChromeTimeline(timeline, lanes, self._base, step_parts or [], before=before)
@@ -376,9 +379,9 @@ class ChromeTimeline:
     def events(self) -> Iterator[tuple[int, bytes]]:
         """Yield everything else, some events with commas between them at a time, and how many spans they show."""
         for events in (self._row_events(), self._mark_events(), self._counter_events()):
-            while some := [*itertools.islice(events, _EVENTS)]:
-                yield 0, b",\n".join(some)
-        yield from ((0, some) for some in _other_slices(self.timeline, self.lanes, self.base))
+            while block := [*itertools.islice(events, _EVENTS)]:
+                yield 0, b",\n".join(block)
+        yield from ((0, block) for block in _other_slices(self.timeline, self.lanes, self.base))
         yield from _span_texts(self.timeline, self.lanes, self.base, self.resolution_ns)
 
     def _row_events(self) -> Iterator[bytes]:
@@ -402,14 +405,14 @@ class ChromeTimeline:
             event = {"ph": "C", "pid": self.lanes.pids[counter.process], "name": escaped(counter.name)}
             head = orjson.dumps(event)[:-1] + b',"args":{' + orjson.dumps(escaped(counter.unit))
             for first in range(0, len(counter.time), _EVENTS):
-                some = slice(first, first + _EVENTS)
-                for time, value in zip(counter.time[some].tolist(), counter.value[some].tolist(), strict=True):
+                part = slice(first, first + _EVENTS)
+                for time, value in zip(counter.time[part].tolist(), counter.value[part].tolist(), strict=True):
                     yield head + b':%d},"ts":%b}' % (value, microseconds_text(time - self.base))
         pid = next(iter(self.lanes.pids.values()), 0)
-        for part in self.parts:
-            event = {"ph": "C", "pid": pid, "cat": PARTS_CATEGORY, "name": escaped(part.name)}
+        for step_part in self.parts:
+            event = {"ph": "C", "pid": pid, "cat": PARTS_CATEGORY, "name": escaped(step_part.name)}
             head = orjson.dumps(event)[:-1] + b',"args":{"%b":' % COUNTER_UNIT.encode()
-            for time, ns in zip(part.time.tolist(), part.ns.tolist(), strict=True):
+            for time, ns in zip(step_part.time.tolist(), step_part.ns.tolist(), strict=True):
                 yield head + b'%b},"ts":%b}' % (orjson.dumps(ns / 1e6), microseconds_text(time - self.base))
 
 
@@ -426,5 +429,5 @@ def _check_length(timeline: Timeline, base: int) -> None:
         )
 
 
-def _metadata_event(what: str, pid: int | str, tid: int, **args: object) -> bytes:
-    return orjson.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})
+def _metadata_event(kind: str, pid: int | str, tid: int, **args: object) -> bytes:
+    return orjson.dumps({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args})

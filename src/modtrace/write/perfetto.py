@@ -43,7 +43,7 @@ from .slices import CollectiveFlows, FlowRole, flow_roles
 from .written_parts import WrittenPart, written_parts
 
 _CHUNK = 1 << 15
-"""Spans state packets are in memory at a time."""
+"""The number of spans whose packets are in memory at a time."""
 
 # The varint forms: `flow_ids` takes eight bytes for what is two or three.
 _FLOW_BEGIN = message_field_tag(TrackEvent, "flow_ids_old")
@@ -94,14 +94,14 @@ class PerfettoWriter:
         timeline, step_parts, _ = part
         is_first = self._lanes is None
         lanes = self._lanes = Lanes.from_timeline(timeline, self._lanes)
-        sequences = [self._sequences["lane", index] for index in range(len(lanes.lanes))]
+        for index in range(len(lanes.lanes)):
+            _ = self._sequences["lane", index]  # those of lanes have the smallest numbers
         if is_first:
             self._tracks = TrackDescriptors(timeline, lanes, self._sequences["metadata"], self._parents)
             self._interned = InternTable(timeline, [escaped_name(name) for name in timeline.names])
             yield 0, serialize(self._interned.description())
         tracks = self._tracks
-        for packet in tracks.packets(timeline, lanes, step_parts):
-            yield 0, serialize(packet)
+        yield from ((0, serialize(packet)) for packet in tracks.packets(timeline, lanes, step_parts))
         moments = np.array([mark.time_ns for mark in timeline.marks], np.int64)
         for packets in _moments(moments, tracks.uuid("marks"), self._sequences["marks"], _marks(timeline.marks)):
             yield 0, packets
@@ -111,36 +111,39 @@ class PerfettoWriter:
             for packets in _moments(time, tracks.uuid("counter", index), self._sequences["counter", index], events):
                 yield 0, packets
         flows = CollectiveFlows(timeline)
-        others = _other_slices(timeline, lanes, flows)
+        yield from ((0, packets) for _, packets in self._slice_packets(_other_slices(timeline, lanes, flows)))
         begins = _ModuleEvents(timeline.columns, self._interned, flows)
         spans = _LanePackets(lanes, timeline.columns, depth_by_time(timeline.columns), begins)
-        for drawn in (others, spans):
-            group, count = list[tuple[int, int, IndexArray]](), 0
-            for index, rows in enumerate(lanes.rows_by_lane(drawn.slices)):
-                if len(rows):
-                    sequence, first_ns = sequences[index], int(drawn.slices.start[rows[0]])
-                    yield 0, serialize(sequence_start(sequence, tracks.uuid("lane", index), first_ns))
-                    if drawn is spans:
-                        for packet in self._interned.packets(sequence, timeline.columns.name[rows], begins.texts):
-                            yield 0, serialize(packet)
-                    group.append((index, sequence, rows))
-                    count += len(rows)
-                if count >= _CHUNK:
-                    yield from ((ended * (drawn is spans), packets) for ended, packets in drawn.of_lanes(group))
-                    group, count = [], 0
-            yield from ((ended * (drawn is spans), packets) for ended, packets in drawn.of_lanes(group))
+        yield from self._slice_packets(spans, begins.texts)
+
+    def _slice_packets(self, drawn: _LanePackets, texts: ArgNumbers | None = None) -> Iterator[tuple[int, bytes]]:
+        """Yield the packets of slices, some lanes at a time, and how many slices they end.
+
+        Before those of a lane is the start of its sequence; with `texts` also the names and args of its modules.
+        """
+        slices, group, count = drawn.slices, list[tuple[int, int, IndexArray]](), 0
+        for index, rows in enumerate(drawn.lanes.rows_by_lane(slices)):
+            if len(rows):
+                sequence, first_ns = self._sequences["lane", index], int(slices.start[rows[0]])
+                yield 0, serialize(sequence_start(sequence, self._tracks.uuid("lane", index), first_ns))
+                if texts is not None:
+                    yield 0, serialize(*self._interned.packets(sequence, slices.name[rows], texts))
+                group.append((index, sequence, rows))
+                count += len(rows)
+            if count >= _CHUNK:
+                yield from drawn.of_lanes(group)
+                group, count = [], 0
+        yield from drawn.of_lanes(group)
 
 
 def _marks(marks: Sequence[Mark]) -> _Events:
-    kinds = Numbering[str]()
-    kind, texts = [kinds[mark.kind] for mark in marks], [escaped(mark.text).encode() for mark in marks]
-    kinds_of_all = ByteTable(
-        [TrackEvent(type=TrackEvent.TYPE_INSTANT, categories=[kind]).SerializeToString() for kind in kinds]
-    )
+    kinds, instant = Numbering[str](), TrackEvent.TYPE_INSTANT
+    number, texts = [kinds[mark.kind] for mark in marks], [escaped(mark.text).encode() for mark in marks]
+    begins = ByteTable([TrackEvent(type=instant, categories=[kind]).SerializeToString() for kind in kinds])
 
     def events(part: slice) -> list[Column]:
         text = RaggedColumn.from_strings(texts[part])
-        return [kinds_of_all.pick(np.array(kind[part])), varint(text.lengths, _NAME), text]
+        return [begins.pick(np.array(number[part])), varint(text.lengths, _NAME), text]
 
     return events
 
@@ -175,7 +178,7 @@ class _LanePackets:
     def __init__(
         self, lanes: Lanes, slices: Slices, depth: Int32Array, begin_event: Callable[[IndexArray], Sequence[Column]]
     ) -> None:
-        self.slices, self._lanes, self._depth, self._begin_event = slices, lanes, depth, begin_event
+        self.slices, self.lanes, self._depth, self._begin_event = slices, lanes, depth, begin_event
 
     def of_lanes(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> Iterator[tuple[int, bytes]]:
         """Yield packets of some lanes, some thousand at a time, and how many spans they end.
@@ -188,15 +191,10 @@ class _LanePackets:
         rows = np.concatenate([of_lane for _, _, of_lane in lanes])
         first_of_lane = np.cumsum([0, *(len(of_lane) for _, _, of_lane in lanes)])
         start, end = self._one_after_the_other(rows, first_of_lane)
-        sequence, ends = (
-            ByteTable(
-                [
-                    TracePacket(trusted_packet_sequence_id=one, track_event=event).SerializeToString()
-                    for _, one, _ in lanes
-                ]
-            )
-            for event in (None, _END)
-        )
+        packets = [
+            [TracePacket(trusted_packet_sequence_id=lane[1], track_event=e) for lane in lanes] for e in (None, _END)
+        ]
+        sequence, ends = (ByteTable([packet.SerializeToString() for packet in column]) for column in packets)
         lane_of = np.repeat(np.arange(len(lanes)), np.diff(first_of_lane))
         last_time = int(start[0])
         still_open = np.empty(0, np.int64)
@@ -242,11 +240,11 @@ class _LanePackets:
         for lane in lanes if len(lanes) > 1 else ():
             for _ in self.of_lanes([lane]):
                 pass
-        return WriteError(f"spans on {self._lanes.lanes[lanes[0][0]].name} overlap without one lying in the other")
+        return WriteError(f"spans on {self.lanes.lanes[lanes[0][0]].name} overlap without one lying in the other")
 
 
 class _ModuleEvents:
-    """Returns what begins modules' spans as fields of events: `events(rows)`. Bytes that many share are made once."""
+    """The fields of the events that begin the spans of modules: `events(rows)`; bytes that many share are made once."""
 
     def __init__(self, columns: Slices, interned: InternTable, flows: CollectiveFlows) -> None:
         self._columns = columns
@@ -296,7 +294,7 @@ def _other_slices(timeline: Timeline, lanes: Lanes, flows: CollectiveFlows) -> _
         others = replace(others, end=end)
         depth, _ = nest_times(others.start, end, others.track)
     texts = slice_texts(timeline, slice(first, None))
-    shared = [_BEGIN + _event(one) for one in texts.shared]
+    shared = [_BEGIN + _event(shared_texts) for shared_texts in texts.shared]
     numbers = [
         (DebugAnnotation(name=name).SerializeToString() + _NUMBER_VALUE, column.dense(len(others), _ABSENT))
         for name, column in texts.numbers.items()
@@ -310,9 +308,9 @@ def _other_slices(timeline: Timeline, lanes: Lanes, flows: CollectiveFlows) -> _
                 fields += [varint(record_lengths([value]), _ANNOTATION).where(has), value.where(has)]
         with_flows = np.flatnonzero(flows.has_flow(first + rows)).tolist()
         ends = [b""] * len(rows) if with_flows else []
-        for at in with_flows:
-            going_on, ending = flows.of_row(first + int(rows[at]))
-            ends[at] = TrackEvent(flow_ids_old=going_on, terminating_flow_ids_old=ending).SerializeToString()
+        for place in with_flows:
+            going_on, ending = flows.of_row(first + int(rows[place]))
+            ends[place] = TrackEvent(flow_ids_old=going_on, terminating_flow_ids_old=ending).SerializeToString()
         return [*fields, *([RaggedColumn.from_strings(ends)] if ends else [])]
 
     return _LanePackets(lanes, others, depth, events)
@@ -324,7 +322,7 @@ _NUMBER_VALUE = message_field_tag(DebugAnnotation, "int_value")
 
 
 def _event(texts: SharedTexts) -> bytes:
-    """Return what slices share as fields of a TrackEvent."""
+    """Return the texts that slices share, as fields of a TrackEvent."""
     event = TrackEvent(name=texts.label, categories=[texts.category])
     for name, value in texts.args.items():
         kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
