@@ -21,7 +21,7 @@ from ..timeline.slices import Slices
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _BATCH = 10_000
-"""Events that are written at a time."""
+"""The number of events that are written at a time."""
 
 
 def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -52,7 +52,7 @@ def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 
 def _roots(tracks: Sequence[Track]) -> list[str]:
-    """Return what the stacks of each track begin with."""
+    """Return the first frame of the stacks of each track."""
     several = len({track.process for track in tracks}) > 1
     kinds = [track.kind if track.device is None else f"{track.kind} {track.device}" for track in tracks]
     return [f"{track.process.name};{kind}" if several else kind for track, kind in zip(tracks, kinds, strict=True)]

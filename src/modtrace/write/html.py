@@ -51,7 +51,7 @@ class Comparison(NamedTuple):
 
 
 def write_html(timeline: Timeline, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:
-    """Write the viewer's page with the timeline inside, and a comparison beside it, and in its colours.
+    """Write the viewer's page with the timeline inside; a comparison is beside it and gives it its colours.
 
     Raises WriteError if the file cannot be written; an existing file there is intact.
     """
@@ -69,7 +69,7 @@ def render_html(timeline: Timeline, comparison: Comparison | None = None) -> byt
 
 
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
-    """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
+    """Return the data of the page: u32 length of a JSON header, the header, then the columns as plain arrays."""
     parts, held = (None, None) if comparison else (part_table(timeline), find_holders(timeline))
     summary = None if comparison else summarize(timeline)
     timeline = all_as_modules(timeline)
@@ -110,7 +110,7 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     if comparison is not None:
         header["comparison"] = {**comparison._asdict(), "of_span": arrays.add(comparison.of_span, "i32")}
     if summary is not None and summary.looked_at:
-        header["findings"] = [found._asdict() for found in summary.findings]
+        header["findings"] = [finding._asdict() for finding in summary.findings]
         header["findings_end"] = closing_line(summary.findings, summary.looked_at)
     if held is not None:
         rows = [*held.by_fqn.items(), ("other", held.other)]

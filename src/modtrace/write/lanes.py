@@ -16,17 +16,17 @@ from ..timeline.contents import TRACK_KINDS
 from ..timeline.nesting import outermost_first
 
 MARKS_ROW = "steps and marks"
-"""What the row of the timeline's marks is called."""
+"""The name of the row of the timeline's marks."""
 
 
 class Lane(NamedTuple):
-    """What a viewer draws as one row: in JSON the slices of one pid and tid, in Perfetto's format those of a track.
+    """A row of a viewer: in JSON the slices of one pid and tid, in Perfetto's format those of a track.
 
     Each track of the timeline has one.
     """
 
     track: int  # index into the timeline's tracks
-    name: str  # what a viewer calls it
+    name: str  # its name in a viewer
     pid: int | str  # of its process in the file; text only where a profiler's trace has text there
     tid: int  # its number in the file, unique there; not a thread's
 
@@ -50,17 +50,16 @@ class _IdAllocator:
 
 @dataclass(frozen=True)
 class Lanes:
-    """How the spans of a timeline are laid out in a file."""
+    """The layout of a timeline's spans in a file."""
 
-    # In the order in which they are to be seen: by process and thread, forward above backward above communication;
-    # those of tracks that came later are after them
+    # From top to bottom: by process and thread, forward above backward above communication; those of later tracks last
     lanes: Sequence[Lane]
     of_track: Int32Array  # int32[tracks], the lane of each track
     pids: dict[Process, int | str]  # the pid of each process in the file: the real one where it is free
     # Pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any
     marks: tuple[int | str, int]
     sort_indexes: Sequence[int]  # where each lane is sorted to among its process' rows, and after them the row of marks
-    ids: _IdAllocator  # what ids are taken from
+    ids: _IdAllocator  # the ids that are free
 
     @classmethod
     def from_timeline(cls, timeline: Timeline, before: Lanes | None = None) -> Lanes:

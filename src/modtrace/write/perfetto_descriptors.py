@@ -1,4 +1,4 @@
-"""The packets of a Perfetto trace that are written once: what its tracks, names and numbers mean."""
+"""The packets of a Perfetto trace that define its tracks, names and numbers; each is written once."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def interned_packets(
 ) -> Iterator[TracePacket]:
     """Yield the packets that define what numbers mean on a sequence; all but those of names count from 1."""
     left = iter(names.items())
-    while some := [*itertools.islice(left, _NAMES_PER_PACKET)]:
+    while names_of_packet := [*itertools.islice(left, _NAMES_PER_PACKET)]:
         packet = following_packet(sequence)
-        for iid, name in some:
+        for iid, name in names_of_packet:
             packet.interned_data.event_names.add(iid=iid, name=name)
         yield packet
     packet = following_packet(sequence)
@@ -121,9 +121,9 @@ def interned_packets(
     yield packet
 
 
-def track_uuid(what: str) -> int:
-    """Return the uuid of a track, by a text that says which one it is."""
-    return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "little") or 1
+def track_uuid(key: str) -> int:
+    """Return the uuid of a track, by a text that no other track has."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") or 1
 
 
 def describe_track(
@@ -159,17 +159,17 @@ class TrackDescriptors:
         self._recording = hashlib.blake2b(recording.encode()).hexdigest()
         self._described: set[object] = set()
 
-    def uuid(self, *what: object) -> int:
+    def uuid(self, *key: object) -> int:
         """Return the uuid of a track: of "lane" or "counter" and its index, or of "marks", which has steps too.
 
         Counters of parts of steps come after the timeline's.
         """
-        return track_uuid(f"{self._recording} {what}")
+        return track_uuid(f"{self._recording} {key}")
 
     def packets(
         self, timeline: Timeline, lanes: Lanes, step_parts: Sequence[PartCounter] | None
     ) -> Iterator[TracePacket]:
-        """Yield what describes the tracks that a part has first, parents first; with the last part the trace too."""
+        """Yield the descriptors of the tracks that are new in a part, parents first; with the last one the metadata."""
         if step_parts is not None:
             yield self._metadata(timeline)
         for rank, (process, pid) in enumerate(lanes.pids.items()):
@@ -191,10 +191,10 @@ class TrackDescriptors:
             around = None if self._parents is None else self._parents.process
             yield self._track("marks", parent=around, rank=0, name=MARKS_ROW)
 
-    def _is_new(self, what: object) -> bool:
-        is_new = what not in self._described
-        self._described.add(what)
-        return is_new
+    def _is_new(self, key: object) -> bool:
+        count = len(self._described)
+        self._described.add(key)
+        return len(self._described) > count
 
     def _lane(self, index: int, lane: Lane, track: Track, rank: int) -> Iterator[TracePacket]:
         """Yield the descriptor of a lane, after that of its thread if it is the first one there."""
@@ -241,8 +241,8 @@ class TrackDescriptors:
         described.pid, described.process_name = _int32(pid), escaped(process.name) or UNNAMED
         return packet
 
-    def _track(self, *what: object, parent: int | None, rank: int, name: str | None = None) -> TracePacket:
-        packet = describe_track(self._sequence, self.uuid(*what), parent, rank, name)
+    def _track(self, *key: object, parent: int | None, rank: int, name: str | None = None) -> TracePacket:
+        packet = describe_track(self._sequence, self.uuid(*key), parent, rank, name)
         packet.track_descriptor.child_ordering = TrackDescriptor.EXPLICIT
         return packet
 
@@ -273,7 +273,7 @@ def _rank_by_use(texts: list[str], uses: list[int]) -> tuple[list[str], Any]:
 
 
 def _is_tid(value: int) -> bool:
-    """Tell whether an id of a thread fits into 32 bits, with or without a sign; some systems' are longer."""
+    """Return whether a thread's id fits into 32 bits, with or without a sign; some systems have longer ones."""
     return -(1 << 31) <= value < 1 << 32
 
 

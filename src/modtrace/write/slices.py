@@ -4,12 +4,13 @@ Flows lead from a call's forward span to its first backward span, and between th
 """
 
 import enum
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from .._arrays import BoolArray, IndexArray, Int64Array, Numbering, UInt8Array, begins_run, distinct
+from .._arrays import BoolArray, IndexArray, Int64Array, Numbering, UInt8Array, begins_run, distinct, split_by
 from ..formats.limits import MAX_LINK
 from ..formats.slice_args import SharedTexts, slice_texts
 from ..ring.event_text import MESSAGES
@@ -18,11 +19,11 @@ from ..timeline.contents import COMMUNICATION, RANGES, range_name
 from ..timeline.slices import COLLECTIVE, MODULE, Arg, ArgColumn, in_start_order
 
 _SPANS_AT_A_TIME = 1 << 16
-"""Spans, and pairs, that are looked at at a time."""
+"""The number of spans, or pairs, in memory at a time."""
 
 
 class FlowRole(enum.IntEnum):
-    """How a written span says which others belong to its call: as the begin or the end of a flow, or in its args."""
+    """The sign in a written span that it belongs to a call: the begin or the end of a flow, or an arg."""
 
     NO_LINK = 0
     LINK_ARG = 1
@@ -49,17 +50,15 @@ def flow_pairs(columns: Slices) -> Iterator[tuple[IndexArray, IndexArray]]:
     """
     # Links are indices themselves, unless they are too far apart for a table.
     count = int(columns.link.max(initial=-1)) + 1
-    known = None
-    if count > 2 * len(columns):
-        known = distinct(columns.link)
-    count = count if known is None else len(known)
+    links = distinct(columns.link) if count > 2 * len(columns) else None
+    count = count if links is None else len(links)
     begins = np.full(count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
     ends = begins.copy()
     for last in range(len(columns), 0, -_SPANS_AT_A_TIME):
         rows = np.arange(max(last - _SPANS_AT_A_TIME, 0), last)[::-1]
         link = columns.link[rows]
         linked = (link >= 0) & (link < MAX_LINK)
-        rows, index = rows[linked], link[linked] if known is None else np.searchsorted(known, link[linked])
+        rows, index = rows[linked], link[linked] if links is None else np.searchsorted(links, link[linked])
         backward = columns.phase[rows] == BACKWARD
         # Of several spans with one link the one written last stays, which is the first in the timeline.
         begins[index[~backward]] = rows[~backward]
@@ -85,8 +84,8 @@ def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
     numbers = Numbering[object]()
     number = []
     for name, track in (divmod(pair, len(timeline.tracks)) for pair in kind.tolist()):
-        what = _meeting(table.names[name], timeline.tracks[track].process.rank, groups)
-        number.append(-1 if what is None else numbers[what])
+        meeting = _meeting(table.names[name], timeline.tracks[track].process.rank, groups)
+        number.append(-1 if meeting is None else numbers[meeting])
     of_row = np.array(number, np.int64)[of_row] if len(rows) else of_row
     rows, of_row = rows[of_row >= 0], of_row[of_row >= 0]
     order = np.lexsort((table.track[rows], table.start[rows], table.counter[rows], of_row))
@@ -99,7 +98,7 @@ def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
 
 
 def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]) -> object:
-    """Return what the calls that meet have in common beside their counter; None if that cannot be said."""
+    """Return a key that the calls which meet have in common, beside their counter; None if it is not known."""
     if name.peer < 0:
         return (name.operator, name.group) if name.operator not in MESSAGES else None
     ranks = groups[name.group].ranks if name.group in groups else ()
@@ -130,10 +129,9 @@ class CollectiveFlows:
     def has_flow(self, rows: Int64Array) -> BoolArray:
         """Return which rows of the timeline's slices have flows; only collectives have."""
         index = rows - self.first_row
-        known: BoolArray = (index >= 0) & (index < len(self.flow))
-        has = np.append((self.flow >= 0) | (self.launched_by >= 0), False)
-        known &= has[np.where(known, index, -1)]
-        return known
+        is_collective = (index >= 0) & (index < len(self.flow))
+        has_flow: BoolArray = np.append((self.flow >= 0) | (self.launched_by >= 0), False)
+        return has_flow[np.where(is_collective, index, -1)]
 
     def of_row(self, row: int) -> tuple[list[int], list[int]]:
         """Return the ids in a Perfetto trace of the flows that go on from a collective, and of those that end there."""
@@ -154,40 +152,39 @@ class CollectiveFlows:
 
 
 def all_as_modules(timeline: Timeline) -> Timeline:
-    """Return the timeline with every slice as one of a module, for the page, which draws all that is on a track alike.
+    """Return the timeline with every slice as one of a module, for the page, which draws all slices of a track alike.
 
-    What the slices of modules have no field for is in their args. Their phase says nothing.
+    Values for which modules have no field are in their args. Their phase says nothing.
     """
     first = len(timeline.columns)
     if first == len(timeline.slices):
         return timeline
     texts = slice_texts(timeline, slice(first, None))
     names = Numbering[Name](len(timeline.names))
-    on_network = np.array([one.category == COMMUNICATION for one in texts.shared], np.bool_)[texts.key]
+    on_network = np.array([shared.category == COMMUNICATION for shared in texts.shared], np.bool_)[texts.key]
     name, call = timeline.slices.name.copy(), timeline.slices.call.copy()
-    name[first:] = np.array([names[_shown_name(one)] for one in texts.shared])[texts.key]
-    call[first:] = _count_alike([one.category for one in texts.shared], texts.key)
+    name[first:] = np.array([names[_shown_name(shared)] for shared in texts.shared])[texts.key]
+    call[first:] = _count_alike([shared.category for shared in texts.shared], texts.key)
     counter = texts.numbers.get(Arg.COUNTER)
     call[first:][on_network] = 0
     if counter is not None:
         call[first + counter.rows] = counter.values
-    columns = dict(timeline.columns.args)
+    args = dict(timeline.columns.args)
     shown = [
-        {key: str(value) for key, value in one.args.items() if key != "complete" or one.category == COMMUNICATION}
-        for one in texts.shared
+        {key: str(value) for key, value in shared.args.items() if key != "complete" or shared.category == COMMUNICATION}
+        for shared in texts.shared
     ]
-    for key in dict.fromkeys(key for args in shown for key in args):
-        has = np.array([key in args for args in shown], np.bool_)[texts.key]
-        of_key = [args.get(key, "") for args in shown]
-        columns[key] = ArgColumn(first + np.flatnonzero(has), texts.key[has], of_key)
-    columns |= {key: ArgColumn(first + own.rows, own.values) for key, own in texts.numbers.items()}
+    for key in dict.fromkeys(itertools.chain.from_iterable(shown)):
+        has = np.array([key in values for values in shown], np.bool_)[texts.key]
+        args[key] = ArgColumn(first + np.flatnonzero(has), texts.key[has], [values.get(key, "") for values in shown])
+    args |= {key: ArgColumn(first + column.rows, column.values) for key, column in texts.numbers.items()}
     kind = np.full_like(timeline.slices.kind, MODULE)
-    slices = replace(timeline.slices, kind=kind, name=name, call=call, args=columns)
+    slices = replace(timeline.slices, kind=kind, name=name, call=call, args=args)
     return replace(timeline, slices=in_start_order(slices), names=[*timeline.names, *names])
 
 
 def _shown_name(texts: SharedTexts) -> Name:
-    """Return the name that the page shows of slices that are no modules."""
+    """Return the name of slices other than modules on the page."""
     if texts.category == COMMUNICATION:
         return Name(texts.label, f"{texts.args[Arg.OPERATOR] or 'wait'} · group {texts.args[Arg.GROUP]}", texts.label)
     if texts.category == RANGES:
@@ -195,12 +192,11 @@ def _shown_name(texts: SharedTexts) -> Name:
     return Name(texts.label, texts.category, texts.label)
 
 
-def _count_alike(what: Sequence[str], key: Int64Array) -> Int64Array:
-    """Return for each slice how many before it are of the same category."""
+def _count_alike(categories: Sequence[str], key: Int64Array) -> Int64Array:
+    """Return for each slice, with its category at `key`, how many before it are of the same category."""
     numbers = Numbering[str]()
-    of_slice = np.array([numbers[one] for one in what], np.int64)[key]
+    number = np.array([numbers[category] for category in categories], np.int64)[key]
     count = np.empty(len(key), np.int64)
-    for number in range(len(numbers)):
-        own = np.flatnonzero(of_slice == number)
-        count[own] = np.arange(len(own))
+    for rows in split_by(number):
+        count[rows] = np.arange(len(rows))
     return count

@@ -1,4 +1,4 @@
-"""The parts of a timeline that are written one after the other, and what each step was spent on, as traces show it."""
+"""The parts of a timeline that are written one after the other, and the parts of its steps, as traces show them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ..timeline.summary.slow_steps import explain_steps
 from ..timeline.summary.step_bounds import OPTIMIZER, StepBounds
 
 COUNTER_UNIT = "ms"
-"""Of the values that viewers show."""
+"""The unit of the values in viewers."""
 MAX_STEPS = 1 << 15
-"""With more steps no counters are written."""
+"""The largest number of steps for which counters are written."""
 
 
 class PartTable(NamedTuple):
-    """What each step was spent on; every nanosecond of a step is of exactly one part."""
+    """The parts of each step; every nanosecond of a step is of exactly one part."""
 
     parts: Sequence[str]  # their names, in the order in which they are shown
     share: Sequence[float]  # of each part, its fraction of the time of the whole steps
@@ -42,7 +42,7 @@ class PartTable(NamedTuple):
 
 
 class PartCounter(NamedTuple):
-    """How long the steps were in one part, as a value that holds from one moment to the next."""
+    """The time of steps in one part, as a value that holds from one moment to the next."""
 
     name: str  # `step: data loading`
     # Int64[n], Unix nanoseconds: where each step begins, and where one ends that no other follows at once
@@ -97,7 +97,7 @@ def count_parts(divided: DividedSteps) -> list[PartCounter]:
 
 
 BAR_DELAY_S = 1.0
-"""Seconds for which a bar is not worth drawing."""
+"""The seconds after which a bar is drawn."""
 
 Part = TypeVar("Part")
 
@@ -116,7 +116,7 @@ def written_parts(
     table: TableWriter,
     write: Callable[[WrittenPart], Iterator[tuple[int, bytes]]],
 ) -> Iterator[bytes]:
-    """Yield all that is written of a timeline, which the table gets too; show how much that is, if it takes long."""
+    """Yield the bytes of a timeline, whose parts the table gets too; show the progress if it takes long."""
     pieces = OnePiece(timeline) if isinstance(timeline, Timeline) else timeline
     parts = parts_to_write(OnePiece(pieces.join()) if pieces.is_joined_to_write else pieces)
     first = next(parts)
@@ -132,7 +132,7 @@ def written_parts(
 
 
 def parts_to_write(pieces: Pieces) -> Iterator[WrittenPart]:
-    """Yield what is written of a timeline, the last part with all that is known once all pieces have come.
+    """Yield the parts of a timeline; the last one has all values that are known once all pieces have come.
 
     pieces   modules and ranges of step 0 … 99 | … of step 100 … 199
     parts    modules of step 0 … 99 | modules of step 100 … 199 | all ranges, marks, counters, stats
@@ -164,8 +164,8 @@ def _first_moments(timeline: Timeline) -> list[int]:
     return [*moments, *(mark.time_ns for mark in timeline.marks)]
 
 
-def _show_progress(parts: Iterable[tuple[int, Part]], what: str, total: int | None) -> Iterator[Part]:
-    """Pass on parts that have sizes; from the second second on, show on a terminal how much of `total` they are."""
+def _show_progress(parts: Iterable[tuple[int, Part]], label: str, total: int | None) -> Iterator[Part]:
+    """Yield parts, which come with their sizes; after a second, show on a terminal how much of `total` they are."""
     if not is_terminal(sys.stderr):
         yield from (part for _, part in parts)
         return
@@ -182,7 +182,7 @@ def _show_progress(parts: Iterable[tuple[int, Part]], what: str, total: int | No
                 from rich.progress import Progress
 
                 bar = Progress(console=Console(stderr=True), transient=True)
-                task = bar.add_task(what, total=total)
+                task = bar.add_task(label, total=total)
                 bar.start()
             if bar is not None:
                 bar.update(task, completed=done)
