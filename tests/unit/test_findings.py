@@ -185,6 +185,12 @@ def test_a_module_is_slower_only_if_its_usual_steps_are_too(usual: float, where:
     assert [one.where for one in summary.findings] == where
 
 
+def test_a_module_that_a_busy_machine_stops_in_most_steps_is_not_slower_itself() -> None:
+    is_stopped = iter([False] * 3 + [True] * (STEPS - 3))
+
+    assert found(training(own=lambda block: 12 if block == 2 and next(is_stopped) else 0.1)) == []
+
+
 def test_a_module_that_is_slower_than_its_siblings() -> None:
     summary = training(forward=lambda step, block: 5 if block == 2 else 1).summary()
 

@@ -95,7 +95,9 @@ def _own_outliers(
     around = {outer for fqn in fqns for outer in measured.outer[fqn]}
     for outlier in _outliers(own_ns, groups, max(measured.least_ns, measured.brief_ns), _FAR_FROM).values():
         fqn = measured.rows[outlier.row].fqn
-        if fqn not in fqns | around and fqns.isdisjoint(measured.outer[fqn]):
+        # In their shortest steps too: a busy machine stops one of them in most.
+        is_longer = measured.own_low_ns[outlier.row] > _FAR_FROM * measured.own_low_ns[outlier.siblings.rows].max()
+        if is_longer and fqn not in fqns | around and fqns.isdisjoint(measured.outer[fqn]):
             named.add(outlier.row)
             yield _time_finding(measured, outlier, notes, own_ns)
 
