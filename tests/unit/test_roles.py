@@ -204,6 +204,7 @@ def test_processes_of_one_world_are_called_by_their_roles_in_all_that_is_said_of
     page = tmp_path / "page.html"
     run.save(page)
     assert page.read_text().count(">rollout 2<") == 1 + 1 + 5
+    assert "Each row is a rank (trainer 0 at the top, rollout 2 at the bottom)" in page.read_text()
     rings = {rank: read_ring(tmp_path / f"{rank}.modtrace") for rank in range(3)}
     assert find_late_in_rings(rings)[0].sentence == "rollout 2 came late in step 2 by 30 ms, in Net forward"
 

@@ -463,8 +463,8 @@ def _picture(run: SlowRun) -> list[str]:
     most = max(float(np.nanmax(shown, initial=0.0)), 2 * _LEAST_NS)
     data = base64.b64encode(png(_coloured(shown, most))).decode()
     caption = (
-        f"Each row is a rank ({ranks[0]} at the top, {ranks[-1]} at the bottom), each column a step ({steps[0]} to "
-        f"{steps[-1]}). Colour: how long a rank came after the median of the others, from "
+        f"Each row is a rank ({run.name(ranks[0])} at the top, {run.name(ranks[-1])} at the bottom), each column a "
+        f"step ({steps[0]} to {steps[-1]}). Colour: how long a rank came after the median of the others, from "
         f'{_LEAST_NS / 1e3:g} µs <span class="scale"></span> to {most / 1e6:,.3f} ms, logarithmic; grey: not known.'
     )
     alt = "ranks by steps, coloured by lateness"
