@@ -1,4 +1,4 @@
-"""Find what is wrong with a trace: faults that viewers drop, hide or draw wrongly without saying so."""
+"""The faults of a trace: events that viewers drop, hide or draw wrongly without a word."""
 
 import math
 import os
@@ -20,7 +20,7 @@ _BY_PROFILER = ", in what torch.profiler wrote"
 
 
 class CheckResult(NamedTuple):
-    """What is wrong with a file; `str` lists the first 20 faults of each rule, and counts them.
+    """The faults of a file; `str` lists the first 20 of each rule, and counts them.
 
     Attributes:
         path: the file.
@@ -41,24 +41,25 @@ class CheckResult(NamedTuple):
         if not self.faults:
             yield f"{self.path}: no faults"
             return
+        file = f"{self.path}: " if named else ""
         counts: Counter[tuple[str, str]] = Counter()
         for fault in self.faults:
-            kind = fault.rule, _BY_PROFILER if fault.of_profiler else ""
+            rule, writer = kind = fault.rule, _BY_PROFILER if fault.of_profiler else ""
             counts[kind] += 1
             if counts[kind] <= _MAX_LINES_PER_RULE:
-                yield f"{f'{self.path}: ' if named or fault.rule == 'not-a-trace' else ''}{fault}{kind[1]}"
-        for (rule, whose), count in counts.items():
+                yield f"{f'{self.path}: ' if rule == 'not-a-trace' else file}{fault}{writer}"
+        for (rule, writer), count in counts.items():
             if count > _MAX_LINES_PER_RULE:
-                yield f"{f'{self.path}: ' if named else ''}{rule}: and {count - _MAX_LINES_PER_RULE:,} more{whose}"
-        for (rule, whose), count in counts.items():
-            yield f"{count:8,} {rule}{whose}"
+                yield f"{file}{rule}: and {count - _MAX_LINES_PER_RULE:,} more{writer}"
+        for (rule, writer), count in counts.items():
+            yield f"{count:8,} {rule}{writer}"
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
 
 def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> CheckResult:
-    """Find what viewers would drop, hide or draw wrongly in a trace, written by modtrace or by anything else.
+    """Find the events that viewers would drop, hide or draw wrongly in a trace, written by modtrace or another program.
 
     The trace is in Chrome's JSON or in Perfetto's format, plain or gzipped.
     For a report's `.zip` the trace inside is checked, for a ring file what `modtrace convert` makes of it.
@@ -89,16 +90,18 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
             faults, layout, keys = _read_trace(trace, progress)
             faults += lost
             if layout is not None:
-                faults += layout.unbegun + layout.unended
-                for rule in STRUCTURE_RULES:
-                    faults.extend(rule(layout))
+                faults += [
+                    *layout.unbegun,
+                    *layout.unended,
+                    *(fault for rule in STRUCTURE_RULES for fault in rule(layout)),
+                ]
         first = _first_own_event(keys)
     faults = [fault._replace(of_profiler=fault.event is not None and fault.event < first) for fault in faults]
     return CheckResult(name, faults)
 
 
 class _ReadTrace(NamedTuple):
-    """What is wrong with a file and with its single events, all events by track, and the top-level keys of JSON."""
+    """The faults of a file and of its single events, all events by track, and the top-level keys of JSON."""
 
     faults: list[Fault]
     layout: TrackLayout | None = None
@@ -128,8 +131,8 @@ def _read_packets(source: TraceFile) -> _ReadTrace:
     from .perfetto_rules import PerfettoPackets, parse_packets
 
     faults, packets = list[Fault](), PerfettoPackets()
-    for some in parse_packets(source.blocks(), faults):
-        packets.add(some)
+    for batch in parse_packets(source.blocks(), faults):
+        packets.add(batch)
     if source.damage is not None:
         faults.append(Fault("unreadable", source.damage))
     return _ReadTrace([*faults, *packets.faults()], packets.layout())
@@ -144,8 +147,8 @@ def _read_events(source: TraceFile) -> _ReadTrace:
         for chunk in stream.chunks():
             events.add(chunk.events)
     except TraceError as error:
-        at = "" if error.offset is None else f"byte {error.offset}: "
-        return _ReadTrace([Fault("unreadable", source.damage or f"{at}{error.message}")])
+        place = "" if error.offset is None else f"byte {error.offset}: "
+        return _ReadTrace([Fault("unreadable", source.damage or f"{place}{error.message}")])
     return _ReadTrace(events.faults(), events.layout(), stream.keys)
 
 
@@ -159,7 +162,7 @@ def _first_own_event(keys: Mapping[str, Any]) -> float:
 
 
 def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fault]]:
-    """Return the file to check, and what a ring has lost; the trace of an archive or a ring is written to `folder`."""
+    """Return the file to check, and the losses of a ring; the trace of an archive or a ring is written to `folder`."""
     from ..read import FileKind, extract_trace, file_kind_by_head, read_timeline
     from ..timeline.contents import MISSING_BYTES, damage_sentence
     from ..write import write

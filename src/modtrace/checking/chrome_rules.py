@@ -18,7 +18,7 @@ _DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _MAX_ORDINARY_US = 2**53 // 1000 - 1
 _MAX_ID = 2**32 - 1
 _PHASE_OF_WAYS = np.array([0, ord("f"), ord("s"), ord("t")], np.uint8)
-"""What an event of a flow is, by whether the flow `ENDS` and `BEGINS` there."""
+"""The phase of an event of a flow, by whether the flow `ENDS` and `BEGINS` there."""
 
 
 class ChromeEvents:
@@ -38,7 +38,7 @@ class ChromeEvents:
         self._table.add(raw_events)
 
     def faults(self) -> list[Fault]:
-        """Return what is wrong with the events: of names of processes and threads first, then in file order."""
+        """Return the faults: first those of names of processes and threads, then of other events, in file order."""
         return [*self._metadata_faults, *self._event_faults]
 
     def _check(self, position: int, raw: object) -> None:
@@ -69,10 +69,10 @@ class ChromeEvents:
         faulty = [fault.event for fault in self._event_faults if fault.rule != "id-out-of-range"]
         phase[np.array(faulty, np.int64)] = 0
         drawn_on = np.array([tracks[_drawn_on(*ids)] for ids in table.tracks.known] or [0], np.int64)[table.track]
-        name = np.array([names[str(name)] for _, name in table.kinds] or [0], np.int32)[table.kind]
-        categories = [category for category, _ in table.kinds] or [None]
-        is_work = np.array([category in _DEVICE_WORK for category in categories], np.bool_)[table.kind]
-        is_window = np.array([category == "Trace" for category in categories], np.bool_)[table.kind]
+        kinds = [*table.kinds] or [(None, "")]
+        name = np.array([names[str(name)] for _, name in kinds], np.int32)[table.kind]
+        is_work = np.array([category in _DEVICE_WORK for category, _ in kinds], np.bool_)[table.kind]
+        is_window = np.array([category == "Trace" for category, _ in kinds], np.bool_)[table.kind]
         rows = np.flatnonzero(np.isin(phase, [*map(ord, _ORDINARY_PHASES)]))
         time, duration = np.zeros((2, len(table)), np.int64)
         slices = rows[phase[rows] == SLICE]
@@ -83,7 +83,7 @@ class ChromeEvents:
         events = SliceEvents(drawn_on, phase, time, duration, np.arange(len(table)), name)
         worked = slices[is_work[slices]]
         worked = worked[np.argsort(drawn_on[worked], kind="stable")]
-        work = np.stack([of[worked] for of in (drawn_on, time, time + duration, events.position, name)])
+        work = np.stack([column[worked] for column in (drawn_on, time, time + duration, events.position, name)])
         ends = (time + duration)[slices[is_window[slices]]]
         flows = table.flows
         kept = np.isin(phase[flows.row], [*map(ord, _FLOW_PHASES), SLICE, BEGIN])
@@ -100,7 +100,7 @@ class ChromeEvents:
 
 
 def _are_ordinary(events: list[Any]) -> bool:
-    """Whether events obviously break no rule, as most do not; at a time, as to ask each takes longer."""
+    """Return whether some events obviously break no rule; most do not, and to check each takes longer."""
     try:
         if not {event["ph"] for event in events} <= _ORDINARY_PHASES:
             return False

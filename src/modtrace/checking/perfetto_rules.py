@@ -19,7 +19,7 @@ from .track_layout import END, NEVER_NS, ONWARD, Fault, FlowEnds, SliceEvents, T
 
 _REASONS = {"none": "no packet starts here", "cut off": "the packet that starts here is cut off"}
 _BATCH_BYTES = 1 << 19
-"""Bytes of packets that are parsed at a time; their objects take many times as much."""
+"""The bytes of packets that are parsed at a time; their objects take many times as much memory."""
 _MIN_SEQUENCE_CLOCK_ID = 64
 """Clock ids from here on are local to their sequence; smaller ones are Perfetto's built-in clocks."""
 _STATE_CLEARED = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
@@ -123,7 +123,7 @@ _BEGIN, _END, _INSTANT = (
     proto.TrackEvent.TYPE_INSTANT,
 )
 _PHASES = np.array([0, SLICE_BEGIN, SLICE_END, SLICE], np.uint8)
-"""What a `SliceEvents` has for each of these types."""
+"""The phase in `SliceEvents` for each of these types."""
 _TRACK_BITS = 30
 _BYTES_OF_TYPE = 2
 """The size of a track event that has a type and nothing else, as most ends of slices."""
@@ -159,16 +159,13 @@ class PerfettoPackets:
         self._position += len(packets)
 
     def faults(self) -> list[Fault]:
-        """Return what is wrong with the packets, in file order, then the tracks without a descriptor."""
-        events = self._slice_events()
-        undescribed = [
-            Fault(
-                "undefined", f"track {uuid} has no descriptor", int(events.position[np.argmax(events.track == track)])
-            )
-            for track, (uuid,) in enumerate(self._tracks)
-            if uuid not in self._described_tracks
-        ]
-        return [*self._faults, *undescribed]
+        """Return the faults of the packets, in file order, then the tracks without a descriptor."""
+        events, faults = self._slice_events(), self._faults[:]
+        for track, (uuid,) in enumerate(self._tracks):
+            if uuid not in self._described_tracks:
+                first = int(events.position[np.argmax(events.track == track)])
+                faults.append(Fault("undefined", f"track {uuid} has no descriptor", first))
+        return faults
 
     def layout(self) -> TrackLayout:
         """Return the slices and flows of all packets that have no fault."""
@@ -190,7 +187,7 @@ class PerfettoPackets:
         # Half of all packets are the end of a slice, and most of these nothing else.
         is_plain_end = event_type == _END and event.ByteSize() == _BYTES_OF_TYPE
         problems: list[Fault] = []
-        # A usual packet breaks no rule; to ask for each takes longer.
+        # A usual packet breaks no rule; to check each rule takes longer.
         is_usual = sequence.has_state and time is not None and 0 <= time <= NEVER_NS
         if not (is_usual and packet.trusted_packet_sequence_id and packet.HasField("timestamp")):
             problems += _packet_faults(position, packet, sequence, time)
@@ -242,9 +239,9 @@ def _undefined_references(position: int, event: Any, sequence: PacketSequence) -
     interned = sequence.interned
     if event.name_iid and event.name_iid not in interned["event_names"]:
         yield _undefined("event_names", event.name_iid, position)
-    known = interned["event_categories"]
+    categories = interned["event_categories"]
     for iid in event.category_iids:
-        if iid not in known:
+        if iid not in categories:
             yield _undefined("event_categories", iid, position)
     if not event.debug_annotations:  # far cheaper than to iterate over none
         return

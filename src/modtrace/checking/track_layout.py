@@ -44,7 +44,7 @@ class Fault(NamedTuple):
 
 
 class FlowEnd(NamedTuple):
-    """Where a flow starts, passes through, or ends."""
+    """A place where a flow starts, passes through, or ends."""
 
     position: int  # of its event in the file, from 0
     phase: str  # Chrome's letter: s, t or f
@@ -54,9 +54,9 @@ class FlowEnd(NamedTuple):
 
 
 START, STEP, END = b"stf"
-"""What an end of a flow does, by Chrome's letters."""
+"""The phases of an end of a flow, by Chrome's letters."""
 ONWARD = ord("o")
-"""It starts its flow where it is the flow's first in time, else the flow passes through it."""
+"""The phase of an end that starts its flow if it is the first in time; else the flow passes through it."""
 
 
 class FlowEnds:
@@ -99,14 +99,10 @@ class FlowEnds:
         second = np.minimum(first + 1, len(self.order) - 1)
         regular = (last - first == 2) & is_start[first] & ~is_start[second]
         for begin, end in zip(first[~regular].tolist(), last[~regular].tolist(), strict=True):
-            yield [self._end(row, tracks) for row in self.order[begin:end].tolist()]
+            yield [self.end(row, tracks) for row in self.order[begin:end].tolist()]
 
-    def ends(self, rows: Int64Array, tracks: list[TrackKey]) -> Iterator[FlowEnd]:
-        """Yield some ends by their indexes."""
-        for row in rows.tolist():
-            yield self._end(row, tracks)
-
-    def _end(self, row: int, tracks: list[TrackKey]) -> FlowEnd:
+    def end(self, row: int, tracks: list[TrackKey]) -> FlowEnd:
+        """Return the end at an index."""
         flow, where = int(self._flow[row]), tracks[self.track[row]]
         key = self._keys[flow] if self._keys else (flow,)
         return FlowEnd(int(self.position[row]), chr(self._phase[row]), where, int(self.time[row]), key)
@@ -143,7 +139,7 @@ class ArrangedSlices:
 
 
 class TrackLayout:
-    """All events of a trace, by what they are: begins are paired with ends, slices and flow ends are sorted.
+    """All events of a trace by their kinds: begins are paired with ends, slices and flow ends are sorted.
 
     Args:
         names: of slices, with their indexes.
@@ -181,7 +177,7 @@ class TrackLayout:
         half, time = halves[begins], events.time[whole]
         start = np.append(time, events.time[half])
         end = np.append(time + np.minimum(events.duration[whole], NEVER_NS - 1 - time), end_time)
-        position, name = (np.append(of[whole], of[half]) for of in (events.position, events.name))
+        position, name = (np.append(column[whole], column[half]) for column in (events.position, events.name))
         order = np.lexsort((position, -end, start))
         return ArrangedSlices(start[order], end[order], position[order], name[order], not whole.any())
 
@@ -269,10 +265,12 @@ def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
     track, start, end, position, name = layout.work
     until = possible_ends(track, start, end, layout.stop)
     for row in np.flatnonzero(until != end).tolist():
-        what = "the profiler stopped" if until[row] == layout.stop else "the next one on it began, which ends before it"
+        moment = (
+            "the profiler stopped" if until[row] == layout.stop else "the next one on it began, which ends before it"
+        )
         message = (
             f"{names[name[row]]!r} on {_track_text(tracks[track[row]])} lasts {end[row] - start[row]} ns, "
-            f"{end[row] - until[row]} of them after {what}: no device works so; `merge` counts it until then"
+            f"{end[row] - until[row]} of them after {moment}: no device works so; `merge` counts it until then"
         )
         yield Fault("device-overlap", message, int(position[row]))
 
@@ -339,7 +337,8 @@ def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
         latest_end = np.maximum.accumulate(slices.end)
         is_around = (begun > 0) & (latest_end[np.maximum(begun, 1) - 1] >= times)
         is_unbound[rows] = ~np.where(flows.binds_next[rows], slices.start[-1] >= times, is_around)
-    for end in flows.ends(flows.order[is_unbound[flows.order]], tracks):
+    for row in flows.order[is_unbound[flows.order]].tolist():
+        end = flows.end(row, tracks)
         message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"
         yield Fault("flow-outside-slice", message, end.position)
 

@@ -1,1 +1,1 @@
-"""What the readers and the writers of trace files share: header, escaping, args, ids, limits, framing of packets."""
+"""The parts that readers and writers of trace files share: header, escaping, args, ids, limits, framing of packets."""

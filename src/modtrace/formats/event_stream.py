@@ -20,10 +20,10 @@ from .trace_file import BYTE_ORDER_MARK, TraceFile
 
 
 class HeadError(ValueError):
-    """What was read is not the beginning of a trace.
+    """The bytes are not the beginning of a trace.
 
     Attributes:
-        offset: where.
+        offset: the first byte that is wrong.
         more: whether further bytes could change that.
     """
 
@@ -35,7 +35,7 @@ class HeadError(ValueError):
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_KEYS = 16
-"""How many places that look like the key are tried: each time the bytes before it are parsed."""
+"""The number of places that look like the key and are tried: each time the bytes before it are parsed."""
 
 
 def find_head(data: bytes) -> tuple[int, dict[str, Any], bool]:
@@ -197,11 +197,11 @@ class EventStream:
             raise self._error("no event of it can be read", len(self.head))
 
     def notes(self) -> list[str]:
-        """Return what became of broken events, once `chunks` is exhausted."""
+        """Return notes on broken events, once `chunks` is exhausted."""
         notes = []
         if self.repaired or self.dropped:
-            what = f"{self.repaired:,} were repaired and {self.dropped:,} left out"
-            notes.append(f"of the profiler's events {what}: they are broken JSON")
+            counts = f"{self.repaired:,} were repaired and {self.dropped:,} left out"
+            notes.append(f"of the profiler's events {counts}: they are broken JSON")
         if self.strays:
             notes.append(f"something else than a comma was between the profiler's events {self.strays:,} times")
         return notes
@@ -440,20 +440,18 @@ def _repaired_event(text: str) -> dict[str, Any] | None:
     return event
 
 
-def _one_event(text: str) -> Any:
-    """Return what JSON says; raises ValueError if it is broken, or two events run into one."""
-
-    def only(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if sum(key == "ph" for key, _ in pairs) > 1:
-            raise ValueError("two events")
-        return dict(pairs)
-
-    return json.loads(text, strict=False, object_pairs_hook=only)
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raises ValueError if two events run into one."""
+    if sum(key == "ph" for key, _ in pairs) > 1:
+        raise ValueError("two events")
+    return dict(pairs)
 
 
 def _lenient_event(text: str) -> dict[str, Any] | None:
+    """Return the event of a text, with values of JSON alone; None if it is broken."""
     with contextlib.suppress(ValueError, RecursionError, TypeError):
-        event: dict[str, Any] = orjson.loads(orjson.dumps(escaped_json(_one_event(text))))
+        value = json.loads(text, strict=False, object_pairs_hook=_object_of_pairs)
+        event: dict[str, Any] = orjson.loads(orjson.dumps(escaped_json(value)))
         if not _is_event(event) or event.get("dur", 0) is None:
             return None
         if event["ph"] == "C" and isinstance(values := event.get("args"), dict):

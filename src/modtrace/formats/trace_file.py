@@ -1,4 +1,4 @@
-"""The bytes of a trace file, which may be gzip; what kind of file it is, by them; the metadata of a merged trace."""
+"""The bytes of a trace file, which may be gzip; the kind of the file; the metadata of a merged trace."""
 
 import enum
 import gzip
@@ -23,7 +23,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZIP_MAGIC = b"PK\x03\x04"
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes of the file that have been read since the last call."""
+"""A function of the number of bytes of the file that have been read since its last call."""
 
 
 class TraceFile:
@@ -166,11 +166,11 @@ def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
     for block in source.blocks():
         if not data and format_of(block) is None:
             return None  # not a trace: a ring file can be huge
-        found = _IN_JSON in data or _IN_PACKETS in data
-        data = (data if found else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
+        has_key = _IN_JSON in data or _IN_PACKETS in data
+        data = (data if has_key else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
         if len(data) > MAX_TAIL_BYTES:
             break
-        if found and (metadata := _metadata(data)) is not None:
+        if has_key and (metadata := _metadata(data)) is not None:
             return metadata
     return _metadata(data)
 
@@ -193,7 +193,7 @@ def _metadata(data: bytes) -> dict[str, Any] | None:
 
 
 class FileKind(enum.Enum):
-    """What a file is; the value says it in words."""
+    """The kinds of files; the value says it in words."""
 
     RING = "a ring file"
     SAVED_JSON = "a recording that modtrace saved, in JSON"
@@ -207,7 +207,7 @@ class FileKind(enum.Enum):
 
 
 def file_kind(path: str | os.PathLike[str]) -> FileKind:
-    """Return what a file is, of JSON by its end, or all of it if compressed; raises TraceError if unreadable."""
+    """Return the kind of a file: of JSON by its end, or all of it if compressed; raises TraceError if unreadable."""
     kind = file_kind_by_head(path)
     if kind is FileKind.PROFILE and read_merge_metadata(path) is not None:
         return FileKind.MERGED_JSON
@@ -215,21 +215,18 @@ def file_kind(path: str | os.PathLike[str]) -> FileKind:
 
 
 def file_kind_by_head(path: str | os.PathLike[str]) -> FileKind:
-    """Return what a file is by its first MiB, `PROFILE` for merged JSON too; raises TraceError if unreadable."""
+    """Return the kind of a file by its first block, `PROFILE` for merged JSON too; raises TraceError if unreadable."""
     with TraceFile(path) as file:
         head = next(file.blocks(), b"")
     if head.startswith(RING_MAGIC):
         return FileKind.RING
     if head.startswith(ZIP_MAGIC):
         return FileKind.ZIP
-    format_ = format_of(head)
-    if format_ == "perfetto":
+    trace_format = format_of(head)
+    if trace_format == "perfetto":
         return FileKind.MERGED_PERFETTO if _IN_PACKETS in head else FileKind.PERFETTO
-    if format_ == "chrome":
-        return FileKind.SAVED_JSON if _is_saved(head) else FileKind.PROFILE
+    if trace_format == "chrome":
+        # A saved recording has modtrace's key in the header before its events.
+        header = head.partition(b'"traceEvents"')[0].partition(b'"otherData"')[2]
+        return FileKind.SAVED_JSON if b'"modtrace"' in header else FileKind.PROFILE
     return FileKind.PAGE if head.lstrip()[:1] == b"<" else FileKind.OTHER
-
-
-def _is_saved(head: bytes) -> bool:
-    """Tell whether JSON begins as modtrace saves it, with what it says of the recording before the events."""
-    return b'"modtrace"' in head.partition(b'"traceEvents"')[0].partition(b'"otherData"')[2]

@@ -39,7 +39,7 @@ from ..write.html import render_html
 
 PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 STALL_TIMEOUT_S = 60.0
-"""A connection on which nothing moves for this long is closed."""
+"""The time without a byte after which a connection is closed."""
 _POLL_INTERVAL_S = 0.5
 """How often a wait wakes up: a Ctrl-C just before the wait does not wake the condition."""
 
