@@ -110,6 +110,7 @@ def measure_side(
 
 
 def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tuple[RunTimes, TypicalStep | None]]:
+    """Measure one recording, or read those of a baseline; an error names the file."""
     if isinstance(recording, Timeline):
         return [(run_times.measure_run(recording, by, step_by), cut_typical_step(recording, by, step_by))]
     if run_times.is_baseline(recording):

@@ -93,6 +93,7 @@ def machine_speeds(logs: Float64Array) -> Float64Array:
 
 
 def _machine_speed(slower: Float64Array, alike: Float64Array, time: Float64Array) -> float:
+    """Return by how much one recording is slower, without modules that differ from most by far more than others."""
     apart = np.abs(slower - weighted_median(slower, alike))
     slower = np.where(apart <= max(OUTLIER, 3 * weighted_median(apart, alike)), slower, np.nan)
     by_count, by_time = weighted_median(slower, alike), weighted_median(slower, time)

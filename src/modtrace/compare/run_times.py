@@ -368,6 +368,7 @@ def typical(times: Int64Array) -> Typical:
 
 
 def _measure(self_ns: Int64Array, calls: Int64Array) -> ModuleRun:
+    """Return the few numbers of a module's, or a part's, times and calls in each step."""
     in_steps = np.flatnonzero(calls)
     called = calls[in_steps]
     fewest = int(np.quantile(called, 0.05, method="lower"))
@@ -400,6 +401,7 @@ def write_baseline(runs: Sequence[RunTimes], path: str | os.PathLike[str]) -> No
 
 
 def _run_to_json(run: RunTimes) -> str:
+    """Return the JSON of one recording, with a line for each module and each part of the step."""
     phases: dict[str, dict[str, list[float]]] = {fqn: {} for fqn in run.classes}
     for (fqn, phase), module in run.modules.items():
         phases[fqn][phase] = _numbers(module)
@@ -450,6 +452,7 @@ def read_baseline(path: str | os.PathLike[str]) -> list[RunTimes]:
 
 
 def _run_from(values: Mapping[str, Any]) -> RunTimes:
+    """Return the recording of which these are the JSON values; raises ValueError and the like if they are damaged."""
     modules: dict[Key, ModuleRun] = {}
     classes: dict[str, str] = {}
     steps = _number("steps", values["steps"], 1)

@@ -111,6 +111,7 @@ def _candidates(events: Events, ends: Int64Array) -> Int64Array:
 
 
 def _numbers_of(events: Events, lookup: NameLookup) -> _BlockNumbers:
+    """Return the numbers of a block of events, by what the events do with them."""
     value, first_name = events.value, _FIRST_THREAD + len(lookup.threads)
     torch_threads, numbered = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)
     column_of = np.full(slot_format.FORWARD_THREAD_MASK + 1, -1)

@@ -31,7 +31,7 @@ from .intervals import find_key
 from .open_calls import OpenCall, lasts_too_long
 from .range_slices import Evaluations, add_ranges, build_collectives, find_evaluations
 from .span_costs import CountedCalls, describe_counted, find_flops
-from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
+from .spans import SpanRows, build_span_rows, number_tracks
 
 
 def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
@@ -55,7 +55,7 @@ def assemble_timeline(
     not_whole = modules.unfinished, modules.unstarted, modules.unattributed
     of_process = snapshot.metadata.get
     process = Process(of_process("pid", 0), of_process("rank"), of_process("program", "python"), of_process("role", ""))
-    tracks = describe_tracks(modules.tracks, lookup.threads, process)
+    tracks = [Track(("forward", "backward")[key % 2], *lookup.threads[key // 2], process) for key in modules.tracks]
     tracks, communication = build_collectives(analysis, tracks, process)
     texts = lookup.texts
     counters = [CounterSeries(texts[name], "bytes", process, *samples) for name, samples in modules.counters.items()]
@@ -90,11 +90,13 @@ def assemble_timeline(
 
 
 def _noted(snapshot: RingSnapshot, kind: str) -> list[dict[str, Any]]:
+    """Return the records of one kind in the name table, without the kind."""
     noted = [record for record in snapshot.records if record["kind"] == kind]
     return [{name: value for name, value in record.items() if name != "kind"} for record in noted]
 
 
 def _step_notes(snapshot: RingSnapshot) -> dict[str, Any]:
+    """Return the last notes of few steps; empty if there are none."""
     last = next(iter(_noted(snapshot, "steps")[-1:]), {})
     notes = fit(parse_object(last["notes"].encode()) if last else None, SHAPE_OF_STEP_NOTES, None)
     return {} if notes is None else {**notes, "steps": last["steps"]}
@@ -142,6 +144,7 @@ def describe_open(
 
 
 def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Mark]:
+    """Return the ends of steps, the peaks of memory, and what the user or an alignment marked, in their order."""
     events, clock, ends = analysis.events, analysis.clock, analysis.step_ends
     end_ns = clock.to_other(events.time[ends.event])
     marks = [Mark.of_step(time, number) for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)]

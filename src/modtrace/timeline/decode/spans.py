@@ -5,14 +5,12 @@ interleaved with another's has several spans. So backward spans are nested by co
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ..._arrays import AnyArray, Int64Array, Numbering, count_in_run, expand_ranges, order_in_groups
 from ...ring.slot_format import CALL_INDEX_MASK
-from ..contents import Process, Track
 from ..slices import BACKWARD, FORWARD, RECOMPUTE
 from .intervals import Intervals
 
@@ -148,11 +146,6 @@ def number_tracks(key: AnyArray, numbers: Numbering[int]) -> Int64Array:
     number = np.zeros(int(used.max(initial=-1)) + 1, np.int64)
     number[used] = [numbers[thread_key] for thread_key in used.tolist()]
     return number[key]
-
-
-def describe_tracks(keys: Iterable[int], threads: Sequence[tuple[str, int]], process: Process) -> list[Track]:
-    """Return the tracks of some keys, as of `number_tracks`."""
-    return [Track(("forward", "backward")[key % 2], *threads[key // 2], process) for key in keys]
 
 
 def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:

@@ -369,15 +369,11 @@ class Summary:
             values |= {"gpu": json_values(self.gpu), "gpu_steps": json_values(gpu_steps)}
         steps = self.steps.take(np.isin(self.steps.columns.step, [*shown]))
         divided = self.step_parts.take(np.isin(self.step_parts.bounds.number, [*shown]))
-        in_parts = {one.step: {"name": one.name, "parts": one.parts, "cause": one.cause} for one in divided}
+        in_parts = {row.step: {"name": row.name, "parts": row.parts, "cause": row.cause} for row in divided}
         values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in steps]
-        flops = self.flops and self.flops._replace(by_step=[one for one in self.flops.by_step if one.step in shown])
-        known = {"device": self.device, "memory": self.memory, "flops": flops, "overview": self.overview}
-        values |= {
-            name: {key: of[:limit] if isinstance(of, list) else of for key, of in json_values(part).items()}
-            for name, part in known.items()
-            if part is not None
-        }
+        flops = self.flops and self.flops._replace(by_step=[row for row in self.flops.by_step if row.step in shown])
+        costs = {"device": self.device, "memory": self.memory, "flops": flops, "overview": self.overview}
+        values |= {name: _cut_lists(json_values(cost), limit) for name, cost in costs.items() if cost is not None}
         if self.overview is not None:
             del values["overview"]["kept"]
         return values
@@ -417,16 +413,18 @@ def _json_text(values: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
+def _cut_lists(values: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    """Return values of which lists have so many entries at most."""
+    return {name: value[:length] if isinstance(value, list) else value for name, value in values.items()}
+
+
 def _shortened(values: Mapping[str, Any], rows: int, others: int) -> dict[str, Any]:
     """Return JSON values with so many rows of modules, and so many in other lists, but for findings and parts."""
     slowest = sorted(values["steps"], key=lambda step: step["evaluation_ns"] - step["duration_ns"])[:others]
-    shorter: dict[str, Any] = {
+    shorter = _cut_lists(values, others) | {
+        "findings": values["findings"],
+        "parts": values["parts"],
         "rows": values["rows"][:rows],
-        "steps": [one for one in values["steps"] if one in slowest],
+        "steps": [step for step in values["steps"] if step in slowest],
     }
-    for name, value in values.items():
-        if isinstance(value, list) and name not in ("findings", "parts"):
-            shorter.setdefault(name, value[:others])
-        elif isinstance(value, dict):
-            shorter[name] = {key: of[:others] if isinstance(of, list) else of for key, of in value.items()}
-    return {name: shorter.get(name, value) for name, value in values.items()}
+    return {name: _cut_lists(value, others) if isinstance(value, dict) else value for name, value in shorter.items()}

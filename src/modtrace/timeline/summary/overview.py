@@ -184,11 +184,13 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
 
 
 def _whole_run(timeline: Timeline) -> dict[str, float | None] | None:
+    """Return what the metadata says of the whole recording, with None for what is not there."""
     noted = timeline.metadata.get(WHOLE_RUN)
     return None if noted is None else {name: noted.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
 
 
 def _open_at_end(timeline: Timeline) -> dict[str, Any] | None:
+    """Return what the metadata says of the call that a process died in, if all of it is there."""
     noted = timeline.metadata.get(OPEN_AT_END, {})
     return dict(noted) if {"thread", "place", "seconds", "usual_seconds"} <= noted.keys() else None
 
@@ -277,6 +279,7 @@ def _told_apart_line(told_apart: Mapping[str, Sequence[str]]) -> str:
 
 
 def _steps_of(timeline: Timeline) -> str:
+    """Return whose steps those of the summary are if there are several processes; else an empty text."""
     processes = list(dict.fromkeys(track.process for track in timeline.tracks))
     if len(processes) < 2:
         return ""
@@ -285,6 +288,7 @@ def _steps_of(timeline: Timeline) -> str:
 
 
 def _steps_line(steps: Steps, steps_of: str) -> str:
+    """Say how many whole steps there are, and how long they took."""
     whole = steps.take(steps.columns.whole)
     if not steps:
         return "no spans"
@@ -319,6 +323,7 @@ def _units_line(overview: Overview, steps: Steps, units: Sequence[UnitTimes]) ->
 
 
 def _recompute_line(overview: Overview, steps: Steps) -> str:
+    """Say what checkpointing costs; nothing if no module ran again."""
     columns = steps.counted.columns
     if not columns.recompute_ns.any():
         return ""

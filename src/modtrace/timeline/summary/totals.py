@@ -81,6 +81,7 @@ _OF_OTHERS = -2
 
 
 def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
+    """Return the group and the step of each span, and how it counts."""
     columns, groups = timeline.columns, group_modules(tuple(timeline.names), by)
     group = groups.of_name[columns.name]
     # A call inside backward may be in that of any module: it counts to those that contain it by name.
@@ -115,6 +116,7 @@ class _PieceTotals(NamedTuple):
 
 
 def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlops | None:
+    """Return the FLOPs of the groups of a piece; None if no operators were counted."""
     span_flops = read_flops(timeline, Arg.FLOPS, Arg.BYTES_ACCESSED, Arg.RECOMPUTE_FLOPS)
     if not span_flops:
         return None
@@ -137,6 +139,7 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
 
 
 def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
+    """Return the sums of a piece of a timeline."""
     columns, (groups, group, inside, timed, counts, step) = timeline.columns, spans
     self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
     total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
@@ -415,6 +418,7 @@ def _timed(flops: FlopSummary | None, rows: Mapping[str, ModuleTimes], self_ns: 
 
 
 def _step_times(work: GpuWork, computes: BoolArray, step: int) -> GpuStepTimes:
+    """Return what was launched on GPUs in one step."""
     in_step = work.step == step
     sums = (
         int(column[in_step & chosen].sum())

@@ -152,6 +152,7 @@ def measure_units(timeline: Timeline, step_by: str | None) -> list[UnitTimes]:
 
 
 def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
+    """Yield the times of steps by name: of all threads together, then of each, and of their stages."""
     call, step, is_first = _calls_inside(timeline, bounds)
     calls = np.bincount(step, minlength=len(bounds.number))
     slices = timeline.slices
@@ -193,6 +194,7 @@ def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, I
 
 
 def _row(unit: str, stage: str, thread: str, times: _Times) -> UnitTimes:
+    """Return the row of the steps, or calls in them, that have these times."""
     took = times.end - times.start
     lasts = int(times.end.max() - times.start.min())
     per_second = len(took) * 1e9 / lasts if lasts else 0.0
