@@ -245,6 +245,20 @@ def test_other_time_is_said_to_be_between_lines(gaps: object, said: str | None) 
     assert finding.evidence == "3 ms of 12 ms (medians)" + (said or "; 100% of it follows optimizer")
 
 
+@pytest.mark.parametrize(
+    ("ms", "said"), [(9.1, [f"; 9.1 ms of such a step {AT_LINES.removeprefix('of it ')}"]), (8.9, [])]
+)
+def test_a_wait_that_some_steps_have_none_of_is_said_to_be_between_lines(ms: float, said: list[str]) -> None:
+    # Steps of 9 ms, seven of ten of which wait; of two that were looked at one does.
+    timeline = training(pause=lambda step: ms if step > 2 else 0)
+
+    findings = noted(timeline, gaps=[gap([round(ms * MS)])]).summary().findings
+
+    assert [one.evidence for one in findings] == [
+        f"{ms} ms of 18 ms (medians); 100% of it follows optimizer{text}" for text in said
+    ]
+
+
 def test_other_time_that_grows_is_said_to_be_between_lines_and_in_operators() -> None:
     # Steps of 9 ms, and 0 to 23 ms more, 16 of which are between two lines in a step that was looked at.
     growing = training(steps=24, pause=lambda step: step)

@@ -43,6 +43,8 @@ _REGULAR = 0.38
 between 40 requests that come at random 0.26 to 0.34, of more 0.15."""
 _WAITS = ("data loading", "communication")
 """Parts whose medians count, of communication alone."""
+_IS_WAIT = 0.5
+"""Share of the median step from which on time outside of modules counts as they do: what stops threads is in all."""
 _LOSS_BACKWARD = 10
 """A loss with a longer backward, in times of its forward, is no loss."""
 _LARGE_LOOP = 0.05
@@ -120,7 +122,8 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         is_large = part != "communication" and low_ns >= max(least * low_step_ns, least_ns)
         is_large &= per_step >= _OF_ALL * least * float(np.median(step_ns))
         # Some steps wait for nothing, as it is there already.
-        is_large |= part in _WAITS and per_step >= max(least * float(np.median(step_ns)), least_ns)
+        is_wait = part in _WAITS or (part == OTHER and not between and per_step >= _IS_WAIT * float(np.median(step_ns)))
+        is_large |= is_wait and per_step >= max(least * float(np.median(step_ns)), least_ns)
         # A server waits for requests, which come irregularly.
         is_large &= not between or low_ns >= _REGULAR * per_step
         if is_large and part not in explained:
@@ -130,7 +133,9 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
             lines = notes.lines_text(part, per_step)
             if part != OTHER or between or not lines:
                 evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
-            evidence += f"; {lines}" if lines else ""
+            # If some steps have none of it, neither have some that were looked at.
+            at_times = notes.longest_gap_text(part, per_step) if low_ns < _OF_ALL * per_step else ""
+            evidence += f"; {lines}" if lines else at_times
             own_ns = per_step - float(np.median(alone_ns))
             is_loop = notes.is_loop(own_ns, 0) or notes.is_over_parameters(own_ns, tensors_of(measured.optimizers))
             if part == OTHER or is_untrained or (part == "loss" and is_loop):
