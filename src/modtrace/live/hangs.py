@@ -124,13 +124,13 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
     by_recorder = {_key(hang): hang for hang in find_hangs(joined, by_flight_recorder=True)}
     joined_hangs = []
     for hang in hangs:
-        same = by_recorder.pop(_key(hang), None)
-        if same is not None:
+        dumped = by_recorder.pop(_key(hang), None)
+        if dumped is not None:
             # The ranks of the dumps are named if the rings name others.
-            others = set(same.waiting).isdisjoint(hang.waiting)
-            of_whom = f" of {_phrase(by_rank, same.waiting)}" if others else ""
-            what = ", ".join((f"{same.operator} #{same.counter}", *same.details))
-            hang = hang._replace(text=f"{hang.text}; the flight recorder says{of_whom} {what}", details=same.details)
+            others = set(dumped.waiting).isdisjoint(hang.waiting)
+            of_whom = f" of {_phrase(by_rank, dumped.waiting)}" if others else ""
+            call = ", ".join((f"{dumped.operator} #{dumped.counter}", *dumped.details))
+            hang = hang._replace(text=f"{hang.text}; the flight recorder says{of_whom} {call}", details=dumped.details)
         joined_hangs.append(hang)
     for hang in by_recorder.values():
         text = "; ".join((hang.text, *hang.details))

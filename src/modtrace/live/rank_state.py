@@ -167,12 +167,16 @@ class RankState(NamedTuple):
             "memory": list(self.memory),
             "unsaved": self.unsaved,
             "collectives": [
-                self._progress_to_dict(one, description=one.group.description, ranks=list(one.group.ranks))
-                for one in self.progress.groups
+                self._progress_to_dict(
+                    progress, description=progress.group.description, ranks=list(progress.group.ranks)
+                )
+                for progress in self.progress.groups
             ],
             "sends_and_receives": [
-                self._progress_to_dict(one, operator=one.operator, peer=None if one.peer == ANY_PEER else one.peer)
-                for one in self.progress.peers
+                self._progress_to_dict(
+                    progress, operator=progress.operator, peer=None if progress.peer == ANY_PEER else progress.peer
+                )
+                for progress in self.progress.peers
             ],
             "threads": [
                 {

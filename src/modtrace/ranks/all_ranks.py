@@ -69,10 +69,10 @@ class RankTimeline(NamedTuple):
     @property
     def placed(self) -> dict[str, Any]:
         """The place of the rank in the job's time, as the metadata `ranks` say it, without what is not known."""
-        known = {"role": self.file.role or None, "levels": self.levels}
-        known |= {"peak_bytes": self.peak_bytes, "damage": self.damage or None}
+        optional = {"role": self.file.role or None, "levels": self.levels}
+        optional |= {"peak_bytes": self.peak_bytes, "damage": self.damage or None}
         place = {"rank": self.rank, "bound_ns": self.bound_ns, "method": self.time.method, "clock": self.time.clock}
-        return place | {key: value for key, value in known.items() if value is not None}
+        return place | {key: value for key, value in optional.items() if value is not None}
 
     def cut_to(self, levels: int) -> "RankTimeline":
         """Return it with so many levels of modules."""

@@ -29,7 +29,8 @@ _FORMAT = 5
 """The version of the layout; others are refused."""
 _MAX_STEP = 1 << 31
 _TYPES: dict[type, tuple[type, ...]] = {
-    record: tuple(get_origin(of) or of for of in get_type_hints(record).values()) for record in (Reference, RankEntry)
+    record: tuple(get_origin(hint) or hint for hint in get_type_hints(record).values())
+    for record in (Reference, RankEntry)
 }
 
 

@@ -82,7 +82,7 @@ _LAYOUT = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(dictionary_col
 
 def to_arrow(table: SpanTable | CollectiveTable | StepTable | RangeTable) -> pa.Table:
     """Return a table with names, phases, operators and the like as texts."""
-    texts = {**_KNOWN_TEXTS, **{field: getattr(table, own, ()) for field, own in _TEXTS_OF.items()}}
+    texts = {**_KNOWN_TEXTS, **{field: getattr(table, text_field, ()) for field, text_field in _TEXTS_OF.items()}}
     columns = {}
     for field in (field for field in table._fields if field not in NUMBERED):
         values, column = getattr(table, field), _COLUMN_OF.get(field, field)

@@ -216,8 +216,7 @@ def run_command(
         script = _find_script(script)
     check_can_record()
     if device_modules or device_depth:
-        levels = f",{device_depth}" if device_depth else ""
-        options["device_times"] = f"{device_modules or '*'}{levels}"
+        options["device_times"] = ",".join([device_modules or "*", *([str(device_depth)] if device_depth else [])])
     _check_conditions(options["keep_when"], options["ring"])
     path = add_rank(output or f"{_stem(script, kind)}.pftrace".replace("%", "%%"), os.environ)
     trace = expand_path(path, os.environ)

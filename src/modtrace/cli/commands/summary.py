@@ -69,20 +69,14 @@ def summary_command(
     TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. The parts of a step add up to
     its duration; --limit shortens every other list, and --limit 0 shows all modules and columns.
     """
-    from ...live.read_whole_run import read_whole_run, whole_run_text
-    from ...timeline.summary.tables import ranges_table, steps_table
+    from ...timeline.summary.tables import ranges_table
 
     _refuse_contradictions(click.get_current_context().params)
     with options.show_status(f"reading {trace}"):
         summary, notes = summarize_file(trace, "class" if by == "class" else "module", steps, step_by)
     for note in notes:
         options.echo(note, err=True)
-    if summary.gpu is None and sort == "gpu":
-        raise click.UsageError(f"{trace} has no GPU times; {_gpu_hint(trace)}.")
-    if memory and summary.memory is None:
-        raise click.UsageError(f"{trace} has no memory; record with --memory, or record(memory=True).")
-    if flops and summary.flops is None and not summary.compiled:
-        raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
+    _refuse_missing(summary, trace, gpu=sort == "gpu", memory=memory, flops=flops)
     summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace, step_by)
     is_first, limit = limit is None and only is None and max_depth is None, limit or None
     summary = _only(summary, trace, only, max_depth).sort_by(sort or ("total" if tree else None), limit)
@@ -93,15 +87,11 @@ def summary_command(
     elif ranges:
         text = ranges_table(summary).to(options.FORMS[output_format], limit, width).removesuffix("\n")
         console.print(text, soft_wrap=True)
-    elif output_format == "csv":
-        click.echo(summary.steps_csv(limit) if by == "step" else summary.to_csv(), nl=False)
-    elif output_format == "markdown":
-        click.echo(steps_table(summary).to("md", limit) if by == "step" else summary.to_markdown(), nl=False)
+    elif output_format != "table":
+        click.echo(_csv_or_markdown(summary, output_format, limit, by_step=by == "step"), nl=False)
     else:
         asked = ["steps"] if by == "step" else [*_COSTS[:3] * flops, *_COSTS[3:] * memory]
-        # The watcher knows the whole run; the ring has only its end.
-        values = read_whole_run(trace) if steps is None and not (tree or asked) else None
-        whole_run = "" if values is None else whole_run_text(values, only, limit)
+        whole_run = _whole_run(trace, only, limit) if steps is None and not (tree or asked) else ""
         if tree:
             blocks = [summary.to_tree(width)]
         elif asked:
@@ -130,6 +120,32 @@ def _refuse_contradictions(given: Mapping[str, Any]) -> None:
         raise click.UsageError("--sort, --only and --max-depth are about modules; leave out --by step.")
     if by == "step" and costs:
         raise click.UsageError("--memory and --flops are about modules; leave out --by step.")
+
+
+def _refuse_missing(summary: "Summary", trace: str, *, gpu: bool, memory: bool, flops: bool) -> None:
+    """Raise UsageError if the recording does not have what is asked for."""
+    if gpu and summary.gpu is None:
+        raise click.UsageError(f"{trace} has no GPU times; {_gpu_hint(trace)}.")
+    if memory and summary.memory is None:
+        raise click.UsageError(f"{trace} has no memory; record with --memory, or record(memory=True).")
+    if flops and summary.flops is None and not summary.compiled:
+        raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
+
+
+def _csv_or_markdown(summary: "Summary", form: str, limit: int | None, *, by_step: bool) -> str:
+    from ...timeline.summary.tables import steps_table
+
+    if form == "csv":
+        return summary.steps_csv(limit) if by_step else summary.to_csv()
+    return str(steps_table(summary).to("md", limit)) if by_step else summary.to_markdown()
+
+
+def _whole_run(trace: str, only: str | None, limit: int | None) -> str:
+    """Return what a watcher wrote of the run; it knows all of it, and the ring has only its end."""
+    from ...live.read_whole_run import read_whole_run, whole_run_text
+
+    values = read_whole_run(trace)
+    return "" if values is None else whole_run_text(values, only, limit)
 
 
 def _only(whole: "Summary", trace: str, pattern: str | None, max_depth: int | None) -> "Summary":

@@ -179,7 +179,7 @@ def late_senders(
         worst[rank] += total
     shorter: dict[int, Int64Array] = {}
     for rank, _ in worst.most_common(_MAX_CANDIDATES):
-        own_steps = [step for one, step in totals if one == rank]
+        own_steps = [step for late_rank, step in totals if late_rank == rank]
         rows = np.flatnonzero(counted & (times.rank == rank) & np.isin(times.step, own_steps))
         shorter[rank] = _shorter(events, times, rows, tables.read(SpanTable, first, last, [rank]), own_time)
     saved = {rank: replay.saved_by_step(without) for rank, without in shorter.items()}
@@ -264,8 +264,8 @@ def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int
     waits, calls = (np.flatnonzero(is_message & (table.kind == kind)) for kind in (WAIT, CALL))
     np.minimum.at(began, (key[waits], is_receiver[waits]), table.start[waits])
     other_began = began[key[calls], 1 - is_receiver[calls]]
-    known = other_began < INT64_MAX
-    lateness = np.where(known, table.start[calls] - np.where(known, other_began, 0), INT64_MIN)
+    is_known = other_began < INT64_MAX
+    lateness = np.where(is_known, table.start[calls] - np.where(is_known, other_began, 0), INT64_MIN)
     other = np.where(is_receiver == 1, sender, receiver)[calls]
     order = np.argsort(lateness, kind="stable")
     columns = table.rank[calls], table.step[calls], lateness, other

@@ -323,16 +323,16 @@ def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, 
 
     That is the median over ranks and steps, ns; between them from which excess on each arrival counts, ns.
     """
-    known = arrivals.own_ns >= 0
+    is_known = arrivals.own_ns >= 0
     place = arrivals.position << RANK_BITS | arrivals.rank
     _, of_row = np.unique(place, return_inverse=True)
     _, of_step = np.unique(arrivals.step << RANK_BITS | arrivals.rank, return_inverse=True)
-    own_ns = np.bincount(of_step[known], arrivals.own_ns[known])
+    own_ns = np.bincount(of_step[is_known], arrivals.own_ns[is_known])
     usual_own = float(np.median(own_ns)) if len(own_ns) else 0.0
-    steps, least = np.bincount(of_row, known), COUNTED_NOISES * noise
+    steps, least = np.bincount(of_row, is_known), COUNTED_NOISES * noise
 
     def takes_more(ns: Float64Array | float, in_steps: int) -> BoolArray:
-        counts = np.bincount(of_row, known & (arrivals.excess > ns))
+        counts = np.bincount(of_row, is_known & (arrivals.excess > ns))
         return ((steps >= in_steps) & (counts >= _STEADY_SHARE * steps))[of_row]
 
     is_steady = takes_more(least, _STEADY_STEPS)

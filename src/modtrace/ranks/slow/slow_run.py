@@ -473,10 +473,10 @@ def _picture(run: SlowRun) -> list[str]:
 
 
 def _coloured(matrix: Any, most: float) -> UInt8Array:
-    known = np.isfinite(matrix)
-    level = np.log(np.clip(np.where(known, matrix, 0), _LEAST_NS, most) / _LEAST_NS) / np.log(most / _LEAST_NS)
+    is_known = np.isfinite(matrix)
+    level = np.log(np.clip(np.where(is_known, matrix, 0), _LEAST_NS, most) / _LEAST_NS) / np.log(most / _LEAST_NS)
     stops = np.linspace(0, 1, len(_COLOURS))
     pixels = np.stack([np.interp(level, stops, colour) for colour in _COLOURS.T], axis=-1)
-    pixels[~known] = _UNKNOWN
+    pixels[~is_known] = _UNKNOWN
     coloured: UInt8Array = np.rint(pixels).astype(np.uint8)
     return coloured
