@@ -173,9 +173,9 @@ def load(path: str | os.PathLike[str]) -> Timeline:
 
     Args:
         path: a ring file, also of a running or a killed process; `.json` or `.pftrace` (also `.gz`) that modtrace
-            saved or merged; a page; a report's `.zip`. Or a trace of torch.profiler, if it was made by
-            `with_stack=True`: its `nn.Module` slices become module tracks. `timeline.metadata["notes"]` says what such
-            a trace does not tell.
+            saved or merged; a page; a report's `.zip`. Or a trace of torch.profiler: its `nn.Module` slices
+            become module tracks, so profile with `with_stack=True`. `timeline.metadata["notes"]` says what such a trace
+            does not tell.
 
     Returns:
         Modules, ranges, collectives, marks and counters, as far as the file has them; not the profiler's own events.
