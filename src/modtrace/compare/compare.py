@@ -246,11 +246,11 @@ def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[
     calls: dict[str, list[tuple[str, int]]] = {}
     for (fqn, phase), module in run.modules.items():
         calls.setdefault(fqn, []).append((phase, module.calls))
-    around = outer_modules([*run.classes])
+    outer_names = outer_modules([*run.classes])
     outermost = {
-        fqn: around[fqn][:1]
+        fqn: outer_names[fqn][:1]
         for fqn in run.classes
-        if fqn not in other.classes and all(outer in other.classes for outer in around[fqn])
+        if fqn not in other.classes and all(outer in other.classes for outer in outer_names[fqn])
     }
     unmatched: dict[tuple[object, ...], list[str]] = {}
     for fqn, inside in _inside(run, outermost).items():

@@ -118,8 +118,8 @@ def noise_of(
     It is what the module's own recordings say, drawn towards modules of its size: the median of what these differ by,
     as a multiple of what their steps make expect. With one recording a side it is that alone.
     """
-    freedom = np.array([one.freedom for one in estimates], np.float64)
-    squares = np.array([one.squares if one.freedom else one.difference**2 / 2 for one in estimates])
+    freedom = np.array([measured.freedom for measured in estimates], np.float64)
+    squares = np.array([measured.squares if measured.freedom else measured.difference**2 / 2 for measured in estimates])
     between = squares / np.maximum(freedom, 1)
     # The median of a variance with few degrees of freedom is below its mean.
     scaled = between / np.where(freedom > 0, (1 - 2 / (9 * np.maximum(freedom, 1))) ** 3, MEDIAN_OF_SQUARE)

@@ -135,8 +135,8 @@ class Name(NamedTuple):
     @property
     def category(self) -> str | None:
         """The category of a range (`optimizer`); None for a module."""
-        known = self.module_class.removeprefix(_RANGE_CLASS)
-        return known if known != self.module_class else None
+        category = self.module_class.removeprefix(_RANGE_CLASS)
+        return category if category != self.module_class else None
 
 
 _RANGE_CLASS = "range · "
@@ -388,7 +388,7 @@ class GpuWork:
     def only(self, pattern: str | None, max_depth: int | None) -> "GpuWork":
         """Return what the modules that match launched, see `Timeline.only`."""
         chosen = [fnmatch.fnmatchcase(fqn, "*" if pattern is None else pattern) for fqn, _ in self.modules]
-        places = [tuple(one for one in place if chosen[one[0]])[:max_depth] for place in self.places]
+        places = [tuple(launcher for launcher in place if chosen[launcher[0]])[:max_depth] for place in self.places]
         has_module = np.array([bool(place) for place in places], np.bool_)
         return replace(self.take(has_module[self.place]), places=places)
 
@@ -402,13 +402,13 @@ class GpuWork:
         modules = [(str(fqn), str(module_class)) for fqn, module_class in values["modules"]]
         places = [tuple((int(module), int(phase)) for module, phase in place) for place in values["places"]]
         rows = np.array(values["rows"], np.int64).reshape(-1, _FIELDS)
-        known = [
+        is_known = [
             0 <= module < len(modules) and NO_PHASE <= phase < len(PHASES)
             for place in places
             for module, phase in place
         ]
         of_places, kinds = rows[:, 0], rows[:, 2]
         in_range = (of_places >= 0) & (of_places < len(places)) & (kinds >= 0) & (kinds <= COMMUNICATION_KIND)
-        if not (all(places) and all(known) and in_range.all()):
+        if not (all(places) and all(is_known) and in_range.all()):
             raise ValueError("a place, a kind or a module in it does not exist")
         return cls(modules, places, *rows.T)

@@ -144,9 +144,9 @@ class InnermostLookup:
         self._chosen = np.ones(len(thread), np.bool_) if chosen is None else chosen
         self._rows: dict[int, list[Int64Array]] = {}
         index = np.flatnonzero(self._chosen)
-        for own in split_by(spans.track[index], index):
+        for on_track in split_by(spans.track[index], index):
             # Of spans that begin together the innermost comes last.
-            rows = own[np.argsort(spans.start[own], kind="stable")]
+            rows = on_track[np.argsort(spans.start[on_track], kind="stable")]
             self._rows.setdefault(int(thread[rows[0]]), []).append(rows)
 
     def on_thread(self, thread: int, time: Int64Array) -> Int64Array:
@@ -167,8 +167,8 @@ class InnermostLookup:
     def on_threads(self, thread: Int64Array, time: Int64Array) -> Int64Array:
         """Return the same for moments of several threads."""
         innermost = np.full(len(time), -1, np.int64)
-        for here in split_by(thread):
-            innermost[here] = self.on_thread(int(thread[here[0]]), time[here])
+        for rows in split_by(thread):
+            innermost[rows] = self.on_thread(int(thread[rows[0]]), time[rows])
         return innermost
 
 

@@ -353,9 +353,9 @@ def join_columns(parts: Sequence[Slices]) -> Slices:
     return Slices(**columns, args=args)
 
 
-def append_to(columns: dict[str, AnyArray], more: Mapping[str, AnyArray]) -> None:
+def append_to(columns: dict[str, AnyArray], added: Mapping[str, AnyArray]) -> None:
     """Append columns to large ones that no other array shares, which grow in place: memory may not hold both."""
-    for name, column in more.items():
+    for name, column in added.items():
         whole = columns.setdefault(name, np.empty(0, column.dtype))
         count = len(whole)
         whole.resize(count + len(column), refcheck=False)

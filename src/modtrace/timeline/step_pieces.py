@@ -62,14 +62,14 @@ class _Items:
 
     def __init__(self, timeline: Timeline) -> None:
         slices, names = timeline.slices, timeline.names
-        self._timeline, own = timeline, first_process_tracks(timeline)[slices.track]
+        self._timeline, is_own = timeline, first_process_tracks(timeline)[slices.track]
         of_name = [_CATEGORIES.get(name.category or "", _OTHER) for name in names]
         category = np.array([*of_name, _OTHER], np.int8)[slices.name]
         evaluations = np.flatnonzero(category == _EVALUATION)
         evaluated = union_of(slices.start[evaluations], slices.end[evaluations])
         is_item = (category > _OTHER) | (slices.kind == BACKWARD_PASS)
         is_item[outermost_calls(timeline)] = True
-        rows = np.flatnonzero(is_item & own)
+        rows = np.flatnonzero(is_item & is_own)
         rows = rows[~evaluated.hold(slices.start[rows])]
         self._rows = rows[np.argsort(slices.start[rows], kind="stable")]
         self._start, self._end = slices.start[self._rows], slices.end[self._rows]

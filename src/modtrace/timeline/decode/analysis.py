@@ -70,8 +70,8 @@ def queued_events(events: Events) -> QueuedEvents:
 def device_points(events: Events, queued: QueuedEvents, *, of_collectives: bool = False) -> DevicePoints:
     """Return the points of modules, or of collectives, given all events of a ring and those that were queued."""
     event = queued.collective if of_collectives else np.where(queued.collective < 0, queued.event, -1)
-    known = (queued.reached >= 0) & (event >= 0)
-    return DevicePoints(event[known], queued.stream[known], events.value[queued.reached[known]])
+    is_read = (queued.reached >= 0) & (event >= 0)
+    return DevicePoints(event[is_read], queued.stream[is_read], events.value[queued.reached[is_read]])
 
 
 def _find_reached(events: Events, queued: Int64Array) -> Int64Array:

@@ -128,6 +128,6 @@ def create_graph_nodes(intervals: Intervals, events: Events) -> dict[int, tuple[
     nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread >= 0))
     before = find_key(2 * first[begins] + 1, intervals.start_position[nodes])
     after = find_key(2 * second[ends] + 1, intervals.end_position[nodes])
-    known, sequence = (before >= 0) & (after >= 0), events.value & SEQUENCE_MASK
-    ranges = sequence[second[begins]][before[known]].tolist(), sequence[first[ends]][after[known]].tolist()
-    return dict(zip(nodes[known].tolist(), zip(*ranges, strict=True), strict=True))
+    is_found, sequence = (before >= 0) & (after >= 0), events.value & SEQUENCE_MASK
+    ranges = sequence[second[begins]][before[is_found]].tolist(), sequence[first[ends]][after[is_found]].tolist()
+    return dict(zip(nodes[is_found].tolist(), zip(*ranges, strict=True), strict=True))

@@ -211,10 +211,10 @@ def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
     columns = timeline.columns
     if Arg.FLOPS not in columns.args and COUNTED not in timeline.metadata:
         return []
-    known = columns.arg(Arg.FLOPS).dense(len(columns), 0) != UNKNOWN_FLOPS
+    is_known = columns.arg(Arg.FLOPS).dense(len(columns), 0) != UNKNOWN_FLOPS
     in_phase = np.where(columns.phase == columns.phase[columns.parent], columns.parent, -1)
     totals = [np.maximum(columns.arg(arg).dense(len(columns), 0), 0) for arg in wanted]
-    return [SpanFlops(total, np.maximum(without_inner(total, in_phase), 0), known) for total in totals]
+    return [SpanFlops(total, np.maximum(without_inner(total, in_phase), 0), is_known) for total in totals]
 
 
 def step_flops(timeline: Timeline) -> int | None:
@@ -260,8 +260,8 @@ def describe_flops(
     columns = costs.self_flops.sum(axis=0), costs.rerun[BACKWARD], costs.nbytes.T
     for row, self_flops, rerun, nbytes in zip(rows, *(column.tolist() for column in columns), strict=True):
         in_phases = row.flops_forward, row.flops_backward, row.flops_recompute or None
-        known = [flops for flops in in_phases if flops is not None]
-        total = sum(known) if known else None
+        in_known = [flops for flops in in_phases if flops is not None]
+        total = sum(in_known) if in_known else None
         costs_of_row = *in_phases, *nbytes, rerun
         modules.append(FlopModule(row.fqn, row.module_class, row.calls, total, self_flops, None, *costs_of_row))
     in_step = np.stack([steps.columns.step, costs.in_steps.sum(axis=0), costs.in_steps[RECOMPUTE]], axis=1)

@@ -71,7 +71,7 @@ class _Spans(NamedTuple):
 
     groups: Groups  # what has a row in the summary
     group: Int64Array  # per span its group
-    inside: BoolArray  # per span whether it ran inside backward
+    in_backward: BoolArray  # per span whether it ran inside backward
     timed: Int64Array  # the outermost spans of each group, without those that ran inside backward
     counts: BoolArray  # per span whether it is in a step, and not in an evaluation, or of another process
     step: Int64Array  # per span its step; of another process -2
@@ -86,15 +86,15 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
     group = groups.of_name[columns.name]
     # A call inside backward may be in that of any module: it counts to those that contain it by name.
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)[columns.track]
-    inside = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
-    timed = np.flatnonzero(is_outermost(columns, group) & ~inside)
+    in_backward = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
+    timed = np.flatnonzero(is_outermost(columns, group) & ~in_backward)
     bounds = find_step_bounds(timeline, step_by)
     # Steps are those of one process; they say nothing about the spans of others.
     is_own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
     in_step = is_own & (step >= 0)
     if bounds.step_by == OPTIMIZER:
         in_step &= ~is_in_evaluation(timeline)
-    return _Spans(groups, group, inside, timed, in_step | ~is_own, np.where(is_own, step, _OF_OTHERS))
+    return _Spans(groups, group, in_backward, timed, in_step | ~is_own, np.where(is_own, step, _OF_OTHERS))
 
 
 class _PieceTotals(NamedTuple):
@@ -140,10 +140,10 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
 
 def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
     """Return the sums of a piece of a timeline."""
-    columns, (groups, group, inside, timed, counts, step) = timeline.columns, spans
+    columns, (groups, group, in_backward, timed, counts, step) = timeline.columns, spans
     self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
     total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
-    timed, calls_inside = timed[counts[timed]], np.flatnonzero(inside & counts)
+    timed, calls_inside = timed[counts[timed]], np.flatnonzero(in_backward & counts)
     inner = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
     outer = GroupTimes(group[timed], step[timed], in_phase_ns[timed])
     called, first = np.unique(group, return_index=True)
@@ -177,17 +177,17 @@ def _count_runs(
         place = is_elsewhere[rows].astype(np.int64), spans.group[rows]
         return sums_at((2, len(spans.groups)), place, 1 if values is None else values[rows])
 
-    calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
+    calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.in_backward)
     has_backward = np.isin(columns.link[calls], columns.link[columns.phase == BACKWARD]) & (columns.link[calls] >= 0)
     alone, backed = calls[~has_backward], calls[has_backward]
     evaluated = unused[is_in_evaluation(timeline)[unused]] if len(unused) else unused
     in_evaluations = np.stack([sums(evaluated).sum(axis=0), np.zeros(len(spans.groups), np.int64)])
-    again, is_first = _passes_again(timeline)
+    rerun, is_first = _passes_again(timeline)
     tables = (
         *(sums(calls), sums(backed), sums(calls[np.isin(calls, unused)])),
         *(sums(alone, in_phase_ns), sums(backed, in_phase_ns)),
         *(sums(calls, columns.arg(Arg.OWN_NODES).dense(len(columns), missing=0)), in_evaluations),
-        *(sums(again[is_first]), sums(again, in_phase_ns), sums(calls, self_ns)),
+        *(sums(rerun[is_first]), sums(rerun, in_phase_ns), sums(calls, self_ns)),
     )
     return np.stack(tables, axis=1)
 
@@ -324,11 +324,11 @@ def _join_flops(pieces: Sequence[_PieceTotals], groups: int, order: list[int]) -
 
 def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, self_values: Int64Array) -> Int64Array:
     """Return int64[phases, groups]: totals of what each span took with, and without, those of its phase inside it."""
-    groups, timed, inside = spans.groups, spans.timed, spans.inside
+    groups, timed, in_backward = spans.groups, spans.timed, spans.in_backward
     place = columns.phase[timed], groups.of_name[columns.name[timed]]
     total = sums_at((len(PHASES), len(groups)), place, in_phase[timed])
     for phase in (FORWARD, RECOMPUTE):
-        chosen = np.flatnonzero(inside & (columns.phase == phase))
+        chosen = np.flatnonzero(in_backward & (columns.phase == phase))
         inner = _with_outer_groups(columns, columns.step, groups, chosen, self_values[chosen])
         np.add.at(total[phase], inner.group, inner.ns)
     return total
