@@ -861,8 +861,11 @@ def test_a_graph_that_is_kept_for_more_passes(
         )
 
 
-def test_passes_for_some_of_the_weights_are_no_more_passes() -> None:
-    assert found(training(passes=lambda step: 2, in_later_passes=BLOCKS - 1)) == []
+@pytest.mark.parametrize(("modules", "count"), [(BLOCKS // 2, 0), (BLOCKS // 2 + 1, 1)])
+def test_passes_for_some_of_the_weights_are_no_more_passes(modules: int, count: int) -> None:
+    again = found(training(passes=lambda step: 2, in_later_passes=modules))
+
+    assert [one[0] for one in again] == ["runs backward more often than forward"] * count
 
 
 def test_a_call_that_one_pass_runs_in_two_spans_ran_backward_once_more() -> None:

@@ -193,7 +193,7 @@ def _count_runs(
 
 
 def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
-    """Return the backward spans of outermost calls in later passes that run as much of them as the first did.
+    """Return the backward spans of outermost calls in later passes that run most modules that the first pass did.
 
     And which of them is the first in its pass; none if threads have passes. A pass for some of the weights runs less.
     """
@@ -217,9 +217,11 @@ def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
     outermost = np.arange(len(is_backward))
     for _ in range(int(columns.depth.max())):
         outermost = np.where(columns.parent[outermost] >= 0, columns.parent[outermost], outermost)
-    size = np.bincount(outermost[is_backward], minlength=len(is_backward))[spans]
+    is_innermost = is_backward.copy()
+    is_innermost[columns.parent[is_backward & (columns.parent >= 0)]] = False
+    size = np.bincount(outermost[is_innermost], minlength=len(is_backward))[spans]
     in_pass = np.add.reduceat(size, np.flatnonzero(is_first))[np.cumsum(is_first) - 1]
-    is_again = (number > number[first]) & (in_pass >= in_pass[first])
+    is_again = (number > number[first]) & (2 * in_pass > in_pass[first])
     return spans[is_again], is_first[is_again]
 
 
