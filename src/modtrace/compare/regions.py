@@ -18,7 +18,7 @@ class RegionChange(NamedTuple):
 
     Attributes:
         fqn: the region's fully qualified name.
-        phase: as of a `Change`.
+        phase: one of `SAMPLED_PHASES`, as a `Change` has it.
         modules: how many modules inside are compared one by one; 0 if they are compared as one with the region.
         base_ns: what the region and all inside took before.
         new_ns: the same after.
