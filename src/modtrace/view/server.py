@@ -196,8 +196,7 @@ class _Handler(LocalHandler):
             # The page's request that lasts as long as the page.
             if self._is_own_page():
                 self.server.note_served(self.connection)
-                self._send_headers("text/plain", 1)
-                self.end_headers()
+                self._send_content_headers("text/plain", 1)
                 owner.hold(self.connection)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -208,22 +207,14 @@ class _Handler(LocalHandler):
         elif not owner.use_launch_path():
             self.send_error(HTTPStatus.GONE, "this link works once; modtrace has printed one that stays")
         else:
-            self.send_response(HTTPStatus.SEE_OTHER)
-            self.send_header("Location", owner.path)
-            self.send_header("Content-Length", "0")
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Referrer-Policy", "no-referrer")
-            self.end_headers()
+            self._send_headers(HTTPStatus.SEE_OTHER, 0, {"Location": owner.path})
 
     def _send_page(self, owner: TraceServer) -> None:
         if self.headers.get_all("Origin"):
             self.send_error(HTTPStatus.FORBIDDEN, "another Origin")
             return
         with owner.tracking_transfer(final=owner.trace is None):
-            self._send_headers("text/html; charset=utf-8", len(owner.page.body))
-            if owner.page.policy is not None:
-                self.send_header("Content-Security-Policy", owner.page.policy)
-            self.end_headers()
+            self._send_content_headers("text/html; charset=utf-8", len(owner.page.body), owner.page.policy)
             self.wfile.write(owner.page.body)
 
     def _send_trace(self, owner: TraceServer, trace: Path) -> None:
@@ -234,8 +225,7 @@ class _Handler(LocalHandler):
         with trace.open("rb") as file, owner.tracking_transfer(final=True):
             size = file.seek(0, 2)
             file.seek(0)
-            self._send_headers("application/octet-stream", size)
-            self.end_headers()
+            self._send_content_headers("application/octet-stream", size)
             if self.connection.sendfile(file) != size:
                 raise ConnectionError("the trace became shorter while it was sent")
             self.connection.shutdown(socket.SHUT_WR)
@@ -247,14 +237,18 @@ class _Handler(LocalHandler):
             return False
         return True
 
-    def _send_headers(self, content_type: str, size: int) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(size))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("X-Content-Type-Options", "nosniff")
+    def _send_headers(self, status: HTTPStatus, size: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        private = {"Content-Length": str(size), "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+        for name, value in (*headers.items(), *private.items()):
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send_content_headers(self, content_type: str, size: int, policy: str | None = None) -> None:
+        """Send the headers of content; `policy` is its Content-Security-Policy, if it has one."""
+        guards = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
+        guards |= {} if policy is None else {"Content-Security-Policy": policy}
+        self._send_headers(HTTPStatus.OK, size, {"Content-Type": content_type, **guards})
 
 
 def _equal(path: str, expected: str) -> bool:
