@@ -16,10 +16,14 @@ class BytesColumn(NamedTuple):
     data: UInt8Array  # uint8[n, width]
     lengths: Int64Array | None  # int64[n], how many bytes of row i the record i has; None if all have all of them
 
+    @property
+    def sizes(self) -> Int64Array | int:
+        """How many bytes each record has."""
+        return self.data.shape[1] if self.lengths is None else self.lengths
+
     def where(self, present: BoolArray) -> "BytesColumn":
         """Leave the field out of the records where `present` is False."""
-        lengths = self.data.shape[1] if self.lengths is None else self.lengths
-        return BytesColumn(self.data, np.where(present, lengths, 0))
+        return BytesColumn(self.data, np.where(present, self.sizes, 0))
 
 
 class RaggedColumn(NamedTuple):
@@ -27,6 +31,11 @@ class RaggedColumn(NamedTuple):
 
     data: UInt8Array  # uint8[m], all of them one after the other
     lengths: Int64Array  # int64[n], how many bytes each record has; they add up to m
+
+    @property
+    def sizes(self) -> Int64Array:
+        """How many bytes each record has."""
+        return self.lengths
 
     @classmethod
     def from_strings(cls, strings: Sequence[bytes]) -> "RaggedColumn":
@@ -82,17 +91,12 @@ def varint(numbers: AnyIntArray, prefix: bytes = b"") -> BytesColumn:
 
 def record_lengths(fields: Sequence[Column]) -> Int64Array:
     """Return int64[n]: how many bytes the fields have in each record."""
-    fixed, varying = 0, []
-    for field in fields:
-        if field.lengths is None:
-            fixed += field.data.shape[1]
-        else:
-            varying.append(field.lengths)
-    first = fields[0]
+    sizes, first = [field.sizes for field in fields], fields[0]
     count = len(first.lengths) if isinstance(first, RaggedColumn) else len(first.data)
-    lengths = np.full(count, fixed, np.int64)
-    for of_field in varying:
-        lengths += of_field
+    lengths = np.full(count, sum(size for size in sizes if isinstance(size, int)), np.int64)
+    for size in sizes:
+        if not isinstance(size, int):
+            lengths += size
     return lengths
 
 
@@ -105,13 +109,13 @@ def interleave(parts: Sequence[tuple[Int64Array, Sequence[Column]]], count: int)
     out = np.empty(int(ends[-1]) if count else 0, np.uint8)
     for positions, fields in parts:
         offset = (ends - lengths)[positions]
-        least = [int(np.min(field.data.shape[1] if field.lengths is None else field.lengths)) for field in fields]
+        least = [int(np.min(field.sizes)) for field in fields]
         for index, field in enumerate(fields):
             if isinstance(field, RaggedColumn):
                 _scatter_ragged(out, offset, field)
             else:
                 _scatter(out, offset, field, sum(least[index:]))
-            offset += field.data.shape[1] if field.lengths is None else field.lengths
+            offset += field.sizes
     return out.tobytes()
 
 
