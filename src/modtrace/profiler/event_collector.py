@@ -103,7 +103,7 @@ class ProfilerEvents:
     calls: EventColumns
     graph_calls: EventColumns  # calls of graphs that Inductor compiled, by the key of the cache
     graph_ops: EventColumns  # all operators, if there is such a call
-    steps: EventColumns  # the profiler's steps: `ProfilerStep#` ranges of the CPU
+    steps: EventColumns  # the profiler's steps, by start: `ProfilerStep#` ranges of the CPU
     # Start and end in ns from the base, by the sync mark's name; a name may occur more than once.
     syncs: dict[str, list[tuple[int, int]]]
     flows: EventColumns  # forward-backward arrows: where the backward node begins
@@ -230,13 +230,14 @@ class EventCollector(EventTable):
         covered = np.flatnonzero((kind != NONE) & (kind != WINDOW))
         begins = self.start_ns(covered)
         api_calls = self._rows(kind == RUNTIME, api=self._by(api_call))
+        steps = self._rows(kind == _STEP, step=self._by(lambda name: int(name[len(STEP) :])))
         return ProfilerEvents(
             **of_processes,
             **self._device_work(kind, args),
             captures=api_calls.take(api_calls.api >= ApiCall.CAPTURE_BEGIN),
             graph_calls=graph_calls,
             graph_ops=self._named(is_op & ~is_graph_call & bool(len(graph_calls))),
-            steps=self._rows(kind == _STEP, step=self._by(lambda name: int(name[len(STEP) :]))),
+            steps=steps.take(np.argsort(steps.start, kind="stable")),
             tracks=list(self.tracks.known),
             thread_names=self.thread_names,
             process_names=self.process_names,

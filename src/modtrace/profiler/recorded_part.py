@@ -113,10 +113,8 @@ def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
     steps = events.steps
     if not len(steps):
         return np.zeros(len(time), np.int64)
-    order = np.argsort(steps.start, kind="stable")
-    number = steps.step[order]
-    index = np.searchsorted(steps.start[order], time, side="right") - 1
-    return np.where(index >= 0, number[np.maximum(index, 0)], np.maximum(number[0] - 1, 0))
+    index = np.searchsorted(steps.start, time, side="right") - 1
+    return np.where(index >= 0, steps.step[index], np.maximum(steps.step[0] - 1, 0))
 
 
 def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
@@ -125,12 +123,10 @@ def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
     counted = len(timeline.step_ends) or bool(columns.step.any())
     if counted or not len(steps) or not len(columns):
         return timeline
-    order = np.argsort(steps.start, kind="stable")
-    start, number = steps.start[order], steps.step[order]
     # A step ends where the next begins, and the last one with its own range.
-    ends = [*zip(start[1:].tolist(), number[:-1].tolist(), strict=True), (int(steps.end.max()), int(number[-1]))]
-    if number[0] > 0 and columns.start[0] < start[0]:
-        ends.insert(0, (int(start[0]), int(number[0]) - 1))
+    ends = [*zip([*steps.start[1:].tolist(), int(steps.end.max())], steps.step.tolist(), strict=True)]
+    if steps.step[0] > 0 and columns.start[0] < steps.start[0]:
+        ends.insert(0, (int(steps.start[0]), int(steps.step[0]) - 1))
     marks = [Mark.of_step(time, step) for time, step in ends]
     return replace(
         timeline,
