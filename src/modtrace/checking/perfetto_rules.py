@@ -28,7 +28,7 @@ _STATE_CLEARED = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
 def parse_packets(blocks: Iterable[bytes], faults: list[Fault]) -> Iterator[list[Any]]:
     """Yield the packets of a trace some at a time; `faults` gets the first byte that is in none: reading ends there."""
     try:
-        for offset, batch, _ in packet_batches(blocks, _BATCH_BYTES):
+        for offset, batch in packet_batches(blocks, _BATCH_BYTES):
             packets, parsed_to = _parse(batch)
             yield packets
             if parsed_to < len(batch):

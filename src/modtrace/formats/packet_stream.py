@@ -41,8 +41,8 @@ class FramingError(ValueError):
     """The bytes are not a packet, or not one that modtrace reads.
 
     Attributes:
-        offset: where.
-        kind: whether no packet begins there, one that is larger than any that is read, or one that the file cuts off.
+        offset: where the packet should begin.
+        kind: whether it is none, is larger than any that is read, or is cut off by the end of the file.
     """
 
     def __init__(self, message: str, offset: int, kind: Literal["none", "too large", "cut off"] = "none") -> None:
@@ -67,49 +67,52 @@ def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | Non
     return (begin, begin + length) if begin + length <= len(data) else None
 
 
-def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes, list[int]]]:
-    """Yield some whole packets, first one alone, then up to `size` bytes: their offset, their bytes, where each ends.
+def _checked_bounds(data: bytearray, offset: int) -> tuple[int, int] | None:
+    """Return what `packet_bounds` does; raises FramingError also for a packet that takes too much memory."""
+    bounds = packet_bounds(data, offset)
+    if bounds is not None and bounds[1] - bounds[0] >= MIN_CHECKED_PACKET_BYTES:
+        try:
+            with memoryview(data) as view, view[slice(*bounds)] as content:
+                check_packet(content)
+        except LimitError as error:
+            raise FramingError(str(error), offset, "too large") from None
+    return bounds
 
-    A packet that has more bytes than `size` comes alone. Raises FramingError if something else stands where a packet
-    should begin, or the last one is cut off. The packets before it were yielded.
+
+def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield some whole packets, first one alone, then up to `size` bytes: their offset, and their bytes.
+
+    A packet that has more bytes than `size` comes alone. Raises FramingError, after the packets before it, if the bytes
+    where a packet should begin are none, or the last packet is cut off.
     """
     data, base = bytearray(), 0
     for block in itertools.chain(blocks, [None]):
         data += block or b""
         begin = end = 0
-        ends: list[int] = []
         fault = None
         last = len(data) - _SHORT - 1
         while end < len(data):
             until = min(last, begin + size - _SHORT) if base + begin else 0
             while end < until and data[end] == PACKET_TAG and (length := data[end + 1]) < _SHORT:
                 end += 2 + length
-                ends.append(end - begin)
             try:
-                bounds = packet_bounds(data, end)
-                if bounds is not None and bounds[1] - bounds[0] >= MIN_CHECKED_PACKET_BYTES:
-                    with memoryview(data) as view, view[slice(*bounds)] as content:
-                        check_packet(content)
+                bounds = _checked_bounds(data, end)
             except FramingError as error:
                 fault = FramingError(str(error), base + end, error.kind)
-                break
-            except LimitError as error:
-                fault = FramingError(str(error), base + end, "too large")
                 break
             if bounds is None:
                 if block is None:
                     fault = FramingError("it is cut off within a packet", base + end, "cut off")
                 break
             if end > begin and bounds[1] - begin > size:
-                yield base + begin, bytes(data[begin:end]), ends
-                begin, ends = end, []
+                yield base + begin, bytes(data[begin:end])
+                begin = end
             end = bounds[1]
-            ends.append(end - begin)
             if base + begin == 0:
-                yield 0, bytes(data[:end]), ends
-                begin, ends = end, []
+                yield 0, bytes(data[:end])
+                begin = end
         if end > begin:
-            yield base + begin, bytes(data[begin:end]), ends
+            yield base + begin, bytes(data[begin:end])
         if fault is not None:
             raise fault
         del data[:end]
