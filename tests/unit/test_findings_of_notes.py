@@ -480,6 +480,7 @@ def test_memory_that_grows_steadily() -> None:
         GROWING[:4],  # not long enough
         [*GROWING[:4], [16, 62 << 20]],  # no more
         [*GROWING[:4], [16, 67 << 20]],  # less and less
+        [*GROWING[:2], [4, 56 << 20], [8, 68 << 20], [16, 85 << 20]],  # by 3, 3 and 2.1 MiB
         [[at, held // 4] for at, held in GROWING],  # little
         [*GROWING[:3], [8, "62"], [16, 78 << 20]],
         [[1, 0]] * 5,

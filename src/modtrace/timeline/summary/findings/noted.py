@@ -45,6 +45,8 @@ _GROWTHS, _STEADY, _LEAST_GROWTH, _SURE_GROWTH = 3, 0.5, 1 << 20, 2 << 20
 """How often memory has to grow, each time by this share of the most and by so many bytes a step: allocators and caches
 grow less and less, by 1.3 MiB a step where sizes differ, and the recording itself by less than a tenth of that. The
 lesser growth counts if a list grows too."""
+_TO_THE_END = 0.75
+"""The same of the last time, of half of all steps: what is kept grows on, where sizes differ memory grows by half."""
 _ANEW = 0.4
 """In what share of the steps an optimizer is known to be new for that to be each: half of them are known at least."""
 _LARGE_UNTRAINED, _OF_PARAMETERS = 0.05, 0.5
@@ -283,7 +285,8 @@ def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:
     if len(at) <= _GROWTHS or np.any(np.diff(at) <= 0):
         return 0
     growth = np.diff(held) / np.diff(at)
-    return int(np.median(growth)) if growth.min() >= max(_LEAST_GROWTH, _STEADY * growth.max()) else 0
+    is_steady = growth.min() >= max(_LEAST_GROWTH, _STEADY * growth.max()) and growth[-1] >= _TO_THE_END * growth.max()
+    return int(np.median(growth)) if is_steady else 0
 
 
 def _lengthens(noted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, float]:
