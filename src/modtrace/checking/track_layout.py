@@ -223,7 +223,7 @@ class TrackLayout:
 
 
 MAX_DRAWN_DEPTH = 512
-"""How many slices may nest before viewers stop drawing them."""
+"""The greatest depth of slices that viewers draw."""
 
 
 def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:

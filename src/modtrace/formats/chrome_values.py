@@ -30,7 +30,7 @@ def base_time_ns(keys: Mapping[str, Any], path: str) -> int:
 
 
 def is_int64(value: object) -> bool:
-    """Tell whether a value is an integer of 64 bits with a sign."""
+    """Return whether a value is an integer of 64 bits with a sign."""
     return type(value) is int and -(2**63) <= value < 2**63
 
 

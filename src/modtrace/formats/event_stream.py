@@ -143,8 +143,8 @@ class Chunk(NamedTuple):
 class EventStream:
     """The events of a trace, and what is before and after them.
 
-    Kineto writes some texts as they are, with quotes, control characters or bytes that are not UTF-8 in them: names of
-    ranges, and with `with_stack=True` those of functions and modules. Such an event gets the JSON that was meant. If
+    Kineto writes some texts as they are, with quotes, control characters or bytes that are not UTF-8: the names of
+    ranges, and with `with_stack=True` of functions and modules. Such an event gets the JSON that was meant. If
     `strict`, a broken event is an error.
 
     Attributes:
@@ -348,7 +348,7 @@ class EventStream:
         del self._buffer[:end]
 
     def _is_last(self) -> bool:
-        """Whether the first event of the buffer is the last one: the `]` that closes the events follows it."""
+        """Return whether the first event of the buffer is the last one: the `]` that closes the events follows it."""
         text = self._buffer[1:].lstrip().decode("latin-1")
         try:
             _, end = _DECODER.raw_decode(text)
@@ -409,7 +409,7 @@ def _place_of(error: orjson.JSONDecodeError, data: bytes | bytearray) -> int:
 
 
 def _is_event(event: object) -> bool:
-    """Whether a value has what every event has."""
+    """Return whether a value has the fields that every event has."""
     return isinstance(event, dict) and "ph" in event and (event["ph"] == "M" or event.get("ts") is not None)
 
 

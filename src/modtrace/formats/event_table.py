@@ -20,7 +20,7 @@ NONE, NO_NUMBER = -1, -(1 << 62)
 SLICE, BEGIN, END, METADATA = b"XBEM"
 FLOW_PHASES = b"stf"
 AT_LAST, AROUND, NEXT = range(3)
-"""Which slice an end of a flow belongs to: the row's own, the one around it, or the next one."""
+"""The slice that an end of a flow belongs to: the row's own, the one around it, or the next one."""
 ENDS, BEGINS, _BOUND = 1, 2, 4
 _NO_EVENT = {"ph": "\0"}
 _NO_ARGS: dict[str, Any] = {}
@@ -226,7 +226,7 @@ class EventTable:
 
     @cached_property
     def _is_timed(self) -> BoolArray:
-        """Whether each event has a time that can be."""
+        """The events whose time is possible, as a mask."""
         return np.abs(self.start) < MAX_TIME_US
 
     @cached_property
@@ -237,7 +237,7 @@ class EventTable:
 
     @cached_property
     def duration(self) -> Float64Array:
-        """How long each slice lasts, in µs; other events have a value without a meaning."""
+        """The duration of each slice, in µs; other events have a value without a meaning."""
         duration: Float64Array = np.frombuffer(self._duration, np.float64)
         begins, ends = self.pairs
         if not len(self.without_duration) and not len(begins):
@@ -269,7 +269,7 @@ class EventTable:
 
     @property
     def malformed(self) -> int:
-        """How many are no events: no object, or without what every event has."""
+        """The number of rows that are no events: no object, or without the fields that every event has."""
         return int(np.count_nonzero(self.phase == 0)) - len(self.pairs[1])
 
     @cached_property

@@ -131,8 +131,8 @@ def check_nested_json(data: bytes | bytearray) -> None:
 def check_packet(data: memoryview) -> None:
     """Refuse a large packet of a Perfetto trace that is not mostly text, which would take far more memory than it has.
 
-    A message in a packet takes a hundred bytes of memory and at least two in the file, one of which is its length: a
-    control character where the message is short. Raises LimitError if it holds more than a million short messages.
+    A message in a packet takes a hundred bytes of memory and at least two in the file. One of these is its length: a
+    control character if the message is short. Raises LimitError if it holds more than a million short messages.
     """
     short_fields = int(np.count_nonzero(np.frombuffer(data, np.uint8) < ord(" ")))
     if short_fields > _MAX_SHORT_FIELDS:

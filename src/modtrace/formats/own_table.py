@@ -1,4 +1,4 @@
-"""Where a written trace carries its table: in JSON under a key, in Perfetto's format as packets, in a page as a script.
+"""The table that a written trace carries: in JSON under a key, in Perfetto's format as packets, in a page as a script.
 
 Other readers pass over it. A checksum of all bytes says whether another program has changed the trace since: then
 the table is not of what the trace holds now.
@@ -25,7 +25,7 @@ _PACKET_FIELD = b"\xaa\xeb\x16"
 _PACKET_BYTES = 1 << 20
 _CHECKSUM = struct.Struct("<I")
 _ROW_BYTES = 8
-"""What a slice takes in a trace at least."""
+"""The least size of a slice in a trace."""
 
 
 def _packet(data: bytes) -> bytes:

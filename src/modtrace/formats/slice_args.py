@@ -1,4 +1,4 @@
-"""How written traces name what is in slices: categories, names and args; the same in both formats.
+"""Categories, names and args of slices in written traces; the same in both formats.
 
 A slice's category is the kind of its track. Its name is the kind's label; for a collective the operator, for a wait
 `wait: ` and the operator. Its args hold the rest, without what is not known or is as usual. What many slices share is

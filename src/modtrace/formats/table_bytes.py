@@ -1,8 +1,8 @@
 """A timeline as bytes: what a written trace carries, so that it is read again as it was.
 
 A table is blocks, each with a header in JSON and columns behind it. All but the last hold slices; the last holds the
-rest. A column is a number that all values have in common, and planes: the lowest byte of each value, the next byte of
-each, and so on, each packed where that saves room.
+rest. A column is a number that all values have in common, and planes. The first plane is the lowest byte of each value,
+the second the next byte, and so on; each is packed if that saves room.
 
     values  1790000000000000100, …160, …190        start: differences
     header  [1790000000000000100, 30, [3]]         first value, least difference, bytes of each plane
@@ -47,7 +47,7 @@ _DIFFERENCES = frozenset({"start", "link", "call", "step", "rows", "time"})
 
 _EDITED = (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 DAMAGED = (*_EDITED, struct.error, zlib.error)
-"""What reading a table raises that is not as it was written."""
+"""The errors that reading a table raises if it is not as it was written."""
 
 
 class TableWriter:

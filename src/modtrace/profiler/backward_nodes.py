@@ -158,7 +158,7 @@ class _NodeCuts:
         return kept, new_start[kept], new_end[kept]
 
     def _on_backward(self, columns: Slices) -> BoolArray:
-        """Which spans are on the backward track of their thread."""
+        """Return which spans are on the backward track of their thread."""
         is_backward = np.array([track.kind == "backward" for track in self.tracks], np.bool_)
         return np.asarray(is_backward[columns.track], np.bool_)
 
@@ -186,7 +186,7 @@ class _NodeCuts:
 
 
 _ROUNDS = 4
-"""How deep backward passes through graphs that a backward pass made are followed."""
+"""The depth to which backward passes through graphs of backward passes are followed."""
 
 
 class Nodes:
@@ -214,7 +214,7 @@ class Nodes:
 
     @property
     def innermost(self) -> InnermostLookup:
-        """Which node ran on a track at a moment."""
+        """The lookup of the node that ran on a track at a moment."""
         nodes = Slices.of(start=self.start, end=self.end, track=self.track, parent=self.parent)
         return InnermostLookup(self.track, nodes)
 

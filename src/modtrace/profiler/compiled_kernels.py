@@ -1,8 +1,8 @@
 """The modules of kernels inside compiled regions, drawn inside the spans of these.
 
 A profile names each call of a graph that Inductor compiled, and inside it each operator and kernel. The recording has
-noted which kernels a graph calls, in order, and of which modules' nodes each one is: the n-th of a name in the profile
-is the n-th that was noted, if there are as many of it. No span goes on over a kernel that is not in the profile.
+the kernels that a graph calls, in order, and the modules of each. The n-th kernel of a name in the profile is the n-th
+of that name in the recording, if both have as many. No span goes on over a kernel that is not in the profile.
 
 A kernel of one module is a span of that. One that is fused of several is a span of class `fused` in the module around
 all of them. Its time is divided among them by the bytes that the nodes of each read and write, equally if they are not

@@ -73,8 +73,8 @@ class WorkOwners:
 def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, list[str]]:
     """Return the trace's events with the impossible device times cut, and notes of what was cut.
 
-    A stream does one piece of work after another. A piece that goes on while the next one begins and ends, or after the
-    profiler stopped, has an end that overflowed or was guessed: it counts until then.
+    A stream does one piece of work after another. A piece may go on while the next one begins and ends, or after the
+    profiler stopped. Its end overflowed or was guessed: it counts until then.
     """
     work, end = events.work, events.work.end
     until = possible_ends(work.track, work.start, end, None if events.window is None else events.window[1])
@@ -311,8 +311,8 @@ class CpuCollectives:
 def find_cpu_collectives(timeline: Timeline, events: ProfilerEvents, running: InnermostLookup) -> CpuCollectives:
     """Find the collectives, and for each the call that launched it.
 
-    Nothing in a trace joins the two. Of one name they run in the order in which they were launched, so the first
-    belongs to the first, as long as there are as many of both.
+    Nothing in a trace joins the two. Those of one name run in the order of their launches: the first belongs to the
+    first, if there are as many of both.
     """
     ran = events.cpu_collectives
     launches = events.collectives.take(events.collectives.is_operator == 1)
@@ -341,8 +341,8 @@ _MAX_ROWS = 100_000
 
 
 _Columns = tuple[Int64Array, ...]
-"""Five columns of pieces of work: the span in which each was launched (without one its reason, after all spans), the
-step, the kind as in `GpuWork.kind`, the duration in ns, and how many ns of it overlap with computation."""
+"""Columns of pieces of work: launching span, step, kind as in `GpuWork.kind`, duration in ns, ns of it that overlap
+with computation. Work without a span has its reason, counted from the number of spans."""
 
 
 def add_up_gpu_work(

@@ -1,8 +1,8 @@
 """The slices of a profiler trace that attribution needs: columns for each kind, taken from the table of its events.
 
 The category and the name of an event say its kind; those of old versions of torch.profiler are known too.
-Times are integer nanoseconds from the trace's own base. They are read as doubles, as every reader of JSON does: in a
-trace of before torch 2.4, which counts from 1970, they come in steps of 250 ns.
+Times are integer nanoseconds from the trace's own base. They are read as doubles, as every reader of JSON does.
+Traces of before torch 2.4 count from 1970: their times come in steps of 250 ns.
 """
 
 import re

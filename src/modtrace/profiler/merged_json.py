@@ -2,10 +2,10 @@
 
 The recording is written as a saved trace has it. Its rows go right above those of the profiler's threads.
 
-A reader turns the text of a time into a double of µs. The trace processor makes nanoseconds of that double times 1000,
-rounded once more, so that a slice may begin a nanosecond later (in traces of before torch 2.4: 130 ns earlier or later)
-than its text says, while its duration stays. Slices that nest by their texts alone would partly overlap there and be
-dropped. So ends are chosen such that slices nest in both readings.
+A reader turns the text of a time into a double of µs. The trace processor multiplies it by 1000 and rounds once more.
+So a slice may begin a nanosecond later than its text says, in traces of before torch 2.4 up to 130 ns earlier or later;
+its duration stays. Slices that nest by their texts alone would partly overlap there and be dropped. So ends are chosen
+with which slices nest in both readings.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from .stream_spans import describe_slices
 # 2**43 µs (101 days) from the base doubles of µs begin to be 2 ns apart.
 _EXACT_UNTIL_NS = 1000 << 43
 _UNIX_QUANTUM_NS = 250
-"""How far doubles of µs since 1970 are apart."""
+"""The distance of neighbouring doubles of µs since 1970, ns."""
 
 
 def time_quantum_ns(latest: int) -> int:

@@ -4,9 +4,9 @@ A slice of a track event has no duration but a begin and an end, and an end clos
 slices of a track are sorted before they are written; a slice that partly overlaps another goes to a row beside it. The
 content of each event is a message, the rest is columns.
 
-A slice names its flows. In JSON an end of a flow is an event of its own, which the profiler writes right after its
-slice and others anywhere, or the slice has a `bind_id`. The profiler writes only one end of many flows, and some end
-before they begin: readers of its JSON draw neither, so they are left out here.
+A slice names its flows. In JSON an end of a flow is an event of its own, or the slice has a `bind_id`. The profiler
+writes such an event right after its slice, others write it anywhere. Many flows of the profiler have only one end, and
+some end before they begin: readers of its JSON draw neither, so they are left out here.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ def _order_slices(start: Int64Array, duration: Int64Array) -> tuple[Int64Array, 
 
 _THREAD_IDS = range(1, 1 << 31)
 _PIDS = range(-(1 << 31), 1 << 31)
-"""What Perfetto takes as the id of a thread and of a process."""
+"""The ids that Perfetto takes for a thread and for a process."""
 
 
 class PacketOutput:
@@ -439,7 +439,7 @@ def _shown_in(pid: int | str, overlaid: Overlay) -> int | str:
 
 
 def _is_process(pid: int | str, events: ProfilerEvents, overlaid: Overlay) -> bool:
-    """Whether a pid is a process' and no device's."""
+    """Return whether a pid is that of a process, not of a device."""
     return (
         isinstance(pid, int)
         and pid in _PIDS

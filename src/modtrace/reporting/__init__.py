@@ -193,9 +193,9 @@ def _describe(timeline: Timeline) -> list[str]:
 
 
 MAX_REPORT_BYTES = 25_000_000
-"""What GitHub accepts as one attachment."""
+"""The largest attachment that GitHub accepts."""
 _RETRY_FRACTION = 0.9
-"""How much of what should fit is tried next: compressed bytes do not quite follow the number of spans."""
+"""The fraction of the items that should fit that is tried next: bytes do not quite follow the number of spans."""
 _SAMPLED_ABOVE = 200_000
 """With more spans or events, a sample first says how many will fit: compressing them all in vain takes longest."""
 _SAMPLE = 1 / 16

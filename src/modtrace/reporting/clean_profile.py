@@ -208,7 +208,7 @@ def _clean_args(args: RawEvent) -> RawEvent:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is a number, a list of numbers at any depth, or the text of such."""
+    """Return whether a value is a number, a list of numbers at any depth, or the text of such."""
     if isinstance(value, list):
         return all(map(_is_number, value))
     if isinstance(value, str):
@@ -226,7 +226,7 @@ _DEVICE_NAME = re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|RTX|AMD|Instinct|Rade
 
 
 _BEFORE_FIRST_US = 86_400_000_000
-"""What the time of the first event in the file becomes, µs: events need not be in the order of their times."""
+"""The new time of the first event in the file, µs: events need not be in the order of their times."""
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ _ALLOWED: Mapping[str, tuple[str | None, re.Pattern[str]]] = {
         *((key, None, _COUNT) for key in DEVICE_METADATA),
     )
 }
-"""The keys of a recording's metadata that a report holds: the label of each in `environment.txt`, None for those that
-say nothing of the machine, and the pattern of its value."""
+"""The keys of a recording's metadata that a report holds, each with its label in `environment.txt` and the pattern of
+its value. The label is None for keys that say nothing of the machine."""
 
 
 def clean_metadata(metadata: Mapping[str, object]) -> dict[str, object]:

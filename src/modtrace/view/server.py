@@ -41,7 +41,7 @@ PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 STALL_TIMEOUT_S = 60.0
 """The time without a byte after which a connection is closed."""
 _POLL_INTERVAL_S = 0.5
-"""How often a wait wakes up: a Ctrl-C just before the wait does not wake the condition."""
+"""The time between two looks of a wait: a Ctrl-C just before the wait does not wake the condition."""
 
 
 class Page(NamedTuple):
@@ -257,11 +257,11 @@ def _equal(path: str, expected: str) -> bool:
 
 
 WAIT_TIMEOUT_S = 600.0
-"""How long the server waits for a browser to come."""
+"""The time for which the server waits for a browser to come."""
 RELOAD_GRACE_S = 3.0
-"""How long a page may take to come back when it is reloaded."""
+"""The time that a page has to come back when it is reloaded."""
 PAGE_GRACE_S = 20.0
-"""How long the offline page can be reloaded: it cannot say that it is open, as it may reach no server."""
+"""The time for which the offline page can be reloaded: it cannot say that it is open, as it may reach no server."""
 
 
 def has_browser(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> bool:

@@ -298,7 +298,7 @@ def _fill_groups(out: UInt32Array, numbers: Int64Array, groups: int) -> None:
 
 
 _EVENTS = 1 << 16
-"""How many events are written at a time."""
+"""The number of events that are written at a time."""
 
 
 def write_chrome(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> None:

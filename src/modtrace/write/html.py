@@ -28,7 +28,7 @@ from .written_parts import PartTable, first_moment, part_table
 
 _VERSION = 1
 _DATA_ELEMENT = b'<script type="application/octet-stream" id="modtrace-data">'
-"""Where the page takes its data; viewer/index.html has it once."""
+"""The element that holds the data of the page; viewer/index.html has it once."""
 _PAGE = resources.files("modtrace.view").joinpath("viewer.html")
 _ALIGNMENT = 8
 """Bytes; a typed array of the browser must begin at a multiple of its element's size."""
@@ -40,7 +40,7 @@ _GZIP_LEVEL = 6
 
 
 class Comparison(NamedTuple):
-    """How the two sides of a timeline differ that holds both, as groups of processes."""
+    """The differences between the two sides of a timeline, which are groups of its processes."""
 
     titles: tuple[str, str]  # what the sides are called
     notes: Sequence[str]  # sentences about the whole

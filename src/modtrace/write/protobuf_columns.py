@@ -18,7 +18,7 @@ class BytesColumn(NamedTuple):
 
     @property
     def sizes(self) -> Int64Array | int:
-        """How many bytes each record has."""
+        """The number of bytes of each record."""
         return self.data.shape[1] if self.lengths is None else self.lengths
 
     def where(self, present: BoolArray) -> "BytesColumn":
@@ -34,7 +34,7 @@ class RaggedColumn(NamedTuple):
 
     @property
     def sizes(self) -> Int64Array:
-        """How many bytes each record has."""
+        """The number of bytes of each record."""
         return self.lengths
 
     @classmethod
