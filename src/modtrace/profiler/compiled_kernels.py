@@ -201,8 +201,8 @@ def with_kernel_times(
         region: [
             {
                 **{key: value for key, value in graph.items() if key != "kernels"},
-                **_rounded(times.get(id(graph))),
-                **_fused_times(fused.get(id(graph))),
+                **_rounded(times[id(graph)]),
+                **_fused_times(fused[id(graph)]),
             }
             for graph in graphs
         ]
@@ -211,12 +211,12 @@ def with_kernel_times(
     return replace(timeline, metadata={**timeline.metadata, COMPILED: measured})
 
 
-def _rounded(times: Mapping[str, list[float]] | None) -> dict[str, Any]:
-    return {} if not times else {TIMES: [[path, *map(round, counts)] for path, counts in times.items()]}
+def _rounded(times: Mapping[str, list[float]]) -> dict[str, Any]:
+    return {TIMES: [[path, *map(round, counts)] for path, counts in times.items()]} if times else {}
 
 
-def _fused_times(fused: Mapping[tuple[str, int], Mapping[str, float]] | None) -> dict[str, Any]:
-    rows = [[*name, [[path, round(time)] for path, time in times.items()]] for name, times in (fused or {}).items()]
+def _fused_times(fused: Mapping[tuple[str, int], Mapping[str, float]]) -> dict[str, Any]:
+    rows = [[*name, [[path, round(time)] for path, time in times.items()]] for name, times in fused.items()]
     return {FUSED_TIMES: rows} if rows else {}
 
 

@@ -95,9 +95,9 @@ def _intervals(
     first, ends = pieces[begins], np.maximum.reduceat(events.work.end[pieces], begins)
     rows = np.array([first, events.work.start[first], ends, *of_call[:, begins]]).T.tolist()
     for piece, start, end, span, reason, collective, replay in rows:
-        path = paths.of(span, replay) if span >= 0 else paths.without(reason)
+        path = paths.of(span, replay) if span >= 0 else (paths.of_no_call(_NO_MODULE, reason),)
         if collective >= 0:
-            path = (*path, paths.of_collective(piece, span))
+            path = (*path, paths.of_no_call(_COLLECTIVE, piece, span))
         yield LabelledInterval(start, end, path)
 
 
@@ -159,6 +159,7 @@ class _Paths:
         self.keys: dict[_Key, int] = {}
 
     def of(self, span: int, replay: int) -> tuple[_Key, ...]:
+        """Return the keys of a span and of those around it, the outermost first."""
         path = self._path_of.get((span, replay))
         if path is None:
             around = int(self._parent[span])
@@ -168,12 +169,8 @@ class _Paths:
             self._path_of[span, replay] = path
         return path
 
-    def without(self, reason: int) -> tuple[_Key, ...]:
-        key = (_NO_MODULE, reason, -1)
-        self.keys[key] = -1
-        return (key,)
-
-    def of_collective(self, piece: int, span: int) -> _Key:
-        key = (_COLLECTIVE, piece, -1)
+    def of_no_call(self, kind: int, number: int, span: int = -1) -> _Key:
+        """Return the key of a collective or of a reason, launched in `span`."""
+        key = (kind, number, -1)
         self.keys[key] = span
         return key
