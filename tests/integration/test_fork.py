@@ -247,6 +247,10 @@ def fork(_):
         pass
     pid = os.fork()
     if pid == 0:
+        # A new thread has read no observers yet.
+        forks = threading.Thread(target=lambda: os.waitpid(os.fork() or os._exit(0), 0))
+        forks.start()
+        forks.join()
         with modtrace.record(**options) as again:
             again.step()  # after which operators would be counted
             net(x)

@@ -374,7 +374,11 @@ Met meet(Session& session, ThreadState& thread, std::vector<int64_t>&& key, bool
   state.calls = 0;
   state.builds_graph = state.builds_graph || builds_graph;
   if (!counting.load()) {
-    if (!ask_operators(session) || !operators.turn_on()) return {};
+    if (!operators.turn_on()) return {};
+    if (!ask_operators(session)) {
+      operators.turn_off();
+      return {};
+    }
     write_counting(session, thread, 1);
     counting.store(true);
   }

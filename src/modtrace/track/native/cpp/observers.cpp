@@ -38,8 +38,10 @@ bool may_switch(at::CallbackHandle handle) {
 }
 
 // Before a fork: lets this thread read what is on, under torch's lock, as its next operator would. So the operators of
-// the child need the lock no more than without us.
-void read_observers() { at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION); }
+// the child need the lock no more than without us. A child that forks may not have the lock itself.
+void read_observers() {
+  if (torch_lock.load() == Lock::kFree) at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+}
 
 }  // namespace
 
