@@ -52,8 +52,8 @@ UNSEEN = {
         "record with the native engine (modtrace build)"
     ),
     "device": (
-        "a device runs the collectives, and not when it came to them is known, but when threads called them; merge a "
-        "profile of each rank, or record its device times"
+        "a device runs the collectives, and only the times at which threads called them are known; merge a profile "
+        "of each rank, or record its device times"
     ),
 }
 
@@ -77,8 +77,8 @@ def test_where_waits_are_not_seen_it_cannot_tell_who_is_slower(
     assert run.sentences == ["2 ranks, 6 steps; ranks that wait for each other read one clock", told]
     assert run.to_dict()["unseen"] == UNSEEN.get(unseen, "")
     late = LateRank(1, 6, 6 * MS, 6 * MS, is_slow=True, modules=())
-    others = [line for line in replace(run, late=[late]).sentences if line.startswith("whether")]
-    assert others == ([f"whether others are slower too cannot be told: {UNSEEN[unseen]}"] if unseen else [])
+    others = [line for line in replace(run, late=[late]).sentences if line.startswith("cannot tell whether other")]
+    assert others == ([f"cannot tell whether other ranks are slower too: {UNSEEN[unseen]}"] if unseen else [])
     packed = CliRunner().invoke(commands, ["ranks", "pack", str(tmp_path), "-o", str(tmp_path / "dataset")])
     assert packed.exit_code == 0, packed.output
     assert find_slow_ranks(tmp_path / "dataset").sentences == run.sentences
@@ -263,7 +263,7 @@ def test_a_rank_that_is_late_in_its_data_loader_is_named_with_that(tmp_path: Pat
         "module",
         "step",
     ]
-    with pytest.raises(modtrace.WriteError, match=r"the page is \.html"):
+    with pytest.raises(modtrace.WriteError, match=r"the report is an HTML page; give it a name that ends in \.html$"):
         run.save(tmp_path / "late.txt")
 
 

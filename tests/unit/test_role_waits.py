@@ -92,7 +92,7 @@ def test_what_a_process_does_in_no_module_and_no_range_is_said_so(tmp_path: Path
 
     run = modtrace.find_slow_ranks(tmp_path)
 
-    assert "trainers wait 19 % of a step for driver 0, mostly outside of modules and ranges" in run.sentences
+    assert "trainers wait 19 % of a step for driver 0, mostly outside modules and ranges" in run.sentences
     [wait] = [one for one in run.waits if (one.role, one.waits_for) == ("trainers", "driver 0")]
     assert (wait.ns_per_step, wait.fqn, wait.phase) == (11_200_000, "", "")
 

@@ -77,7 +77,7 @@ class CollectiveTable(NamedTuple):
     nbytes: Int64Array
 
 
-FOR_ITSELF: tuple[RangeCategory, ...] = ("evaluation", "gc", "compile", "saving", "data loading")
+EXCLUSIVE_CATEGORIES: tuple[RangeCategory, ...] = ("evaluation", "gc", "compile", "saving", "data loading")
 """Categories that count for themselves wherever they run, as in the parts of a step: before others, in this order."""
 
 
@@ -99,8 +99,8 @@ class RangeTable(NamedTuple):
     category: Int8Array  # index into `CATEGORIES`
     start: Int64Array  # Unix ns
     end: Int64Array  # Unix ns
-    # Whether it is in no module, holds none, and is in no such range; of those of `FOR_ITSELF` on a thread with modules
-    # always. These are what slow ranks are told by.
+    # True if it overlaps no module and no outer range of this kind, or has one of `EXCLUSIVE_CATEGORIES` and its thread
+    # runs modules. Slow ranks are found by these ranges.
     apart: BoolArray
 
 
@@ -203,7 +203,7 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
     ranges = np.flatnonzero(slices.kind == RANGE)
     names = [_range_name(timeline, row) for row in ranges.tolist()]
     category = np.array([name.category for name in names], object)
-    is_told = ~np.isin(category, ("communication", "torch", *FOR_ITSELF))
+    is_told = ~np.isin(category, ("communication", "torch", *EXCLUSIVE_CATEGORIES))
     thread = np.array([track.tid for track in timeline.tracks], np.int64)
     has_modules = np.isin(thread[slices.track[ranges]], thread[spans.track]) | (len(spans.track) == 0)
     in_modules = union_of(spans.start, spans.end).time_within(slices.start[ranges], slices.end[ranges])
@@ -219,7 +219,7 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
     collections = np.flatnonzero(slices.kind == GARBAGE_COLLECTION)
     rows = np.append(ranges, collections)
     names += [_range_name(timeline, row) for row in collections.tolist()]
-    apart = np.append(np.isin(category, FOR_ITSELF) & has_modules, np.ones(len(collections), np.bool_))
+    apart = np.append(np.isin(category, EXCLUSIVE_CATEGORIES) & has_modules, np.ones(len(collections), np.bool_))
     apart[order[~is_inner]] = True
     places, place = number_distinct([name.place for name in names])
     return RangeTable(

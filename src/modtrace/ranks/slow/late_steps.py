@@ -1,4 +1,4 @@
-"""Who came late in a step: own times without waits, when each rank arrived, and which modules took longer."""
+"""The late rank of each step: own times without waits, arrivals at collectives, and the modules that took longer."""
 
 import copy
 import math
@@ -26,62 +26,62 @@ from ...live.triggers import format_ns
 from ...ring.event_text import RangeName
 from ...timeline import PHASES
 from ...timeline.nesting import TimeIntervals, find_parents, union_of
-from ..rank_tables import CALL, FOR_ITSELF, Bounds, CollectiveTable, RangeTable, SpanTable, take
+from ..rank_tables import CALL, EXCLUSIVE_CATEGORIES, Bounds, CollectiveTable, RangeTable, SpanTable, take
 from ..sync_points import call_keys, synchronizing
 
 
 class OwnTime:
-    """Times of many ranks on one axis, and how much of that time the ranks did not wait.
+    """The times of many ranks on one axis, and the ranks' own time: the time in which they do not wait.
 
     Args:
-        table: the collectives of all ranks. A rank waits in waits, and in calls that return when they are complete.
+        table: the collectives of all ranks. A rank waits in waits, and in calls that return only when complete.
     """
 
     def __init__(self, table: CollectiveTable) -> None:
         self.ranks = np.unique(table.rank).astype(np.int64)  # int64, the ranks, ascending
         first, last = (int(table.start.min()), int(table.end.max())) if len(table.start) else (0, 0)
-        # Moments before the first one, as the begin of a span, are on the axis too.
+        # The axis includes moments before the first call, such as the start of a span around it.
         self._length = 4 * (last - first + 1)
         self._zero = first - (last - first + 1)
         blocks = (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end)
-        start = self.place(table.rank[blocks], table.start[blocks])
-        self._waits = union_of(start, self.place(table.rank[blocks], table.end[blocks]))
+        start = self.on_axis(table.rank[blocks], table.start[blocks])
+        self._waits = union_of(start, self.on_axis(table.rank[blocks], table.end[blocks]))
 
-    def place(self, rank: Int64Array, time: Int64Array) -> Int64Array:
-        """Return where times of ranks are on the axis; the order is by rank, then by time."""
+    def on_axis(self, rank: Int64Array, time: Int64Array) -> Int64Array:
+        """Return the times of ranks as ns on the axis, which orders them by rank, then by time."""
         ranks = self.ranks
         has_gaps = len(ranks) and ranks[-1] - ranks[0] >= len(ranks)
         index = np.searchsorted(ranks, rank) if has_gaps else rank - ranks[:1]
         position: Int64Array = index * self._length + (time - self._zero)
         return position
 
-    def of_rank(self, rank: int) -> "OwnTime":
-        """Return the same for one rank alone, which is quicker to ask."""
+    def for_rank(self, rank: int) -> "OwnTime":
+        """Return the own time of one rank, which is faster to query."""
         index = int(np.searchsorted(self.ranks, rank))
         first, last = np.searchsorted(self._waits.start, [index * self._length, (index + 1) * self._length])
-        alone = copy.copy(self)
-        alone._waits = TimeIntervals(self._waits.start[first:last], self._waits.end[first:last])
-        return alone
+        own_time = copy.copy(self)
+        own_time._waits = TimeIntervals(self._waits.start[first:last], self._waits.end[first:last])
+        return own_time
 
-    def without(self, parts: TimeIntervals) -> "OwnTime":
-        """Return the same without some intervals of the axis."""
-        less = copy.copy(self)
-        less._waits = union_of(*map(np.append, self._waits, parts))
-        return less
+    def excluding(self, intervals: TimeIntervals) -> "OwnTime":
+        """Return the own time outside the given intervals of the axis."""
+        own_time = copy.copy(self)
+        own_time._waits = union_of(*map(np.append, self._waits, intervals))
+        return own_time
 
-    def until(self, place: Int64Array) -> Int64Array:
-        """Return for places on the axis the own time until then, ns; only differences within one rank mean anything."""
-        return place - self._waits.time_until(place)
+    def until(self, on_axis: Int64Array) -> Int64Array:
+        """Return the own ns until each moment of the axis; only differences within one rank are meaningful."""
+        return on_axis - self._waits.time_until(on_axis)
 
 
 class Segments(NamedTuple):
-    """Parts of spans with nothing inside them; arrays of equal length."""
+    """Parts of spans outside their inner spans; arrays of equal length."""
 
-    owner: Int64Array  # the span, as an index of its table
-    key: Int64Array  # name × phases + phase
-    begin: Int64Array  # on the axis of `OwnTime`
+    owner: Int64Array  # index of the span in its table
+    key: Int64Array  # name × len(PHASES) + phase
+    start: Int64Array  # ns on the axis of `OwnTime`
     end: Int64Array
-    own_ns: Int64Array  # own time in between, ns
+    own_ns: Int64Array  # own time between `start` and `end`
 
 
 def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
@@ -94,65 +94,65 @@ def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
     time = np.concatenate([spans.start, spans.start + spans.duration])
     is_end = np.repeat([False, True], count)
     depth = np.concatenate([spans.depth, spans.depth])
-    # At one moment ends come before begins, the inner ones first, and of begins the outer ones.
+    # At one moment ends come before starts; inner spans end first, outer spans start first.
     order = np.lexsort((np.where(is_end, -depth, depth), ~is_end, time, track))
     owner = np.concatenate([np.arange(count), parent])[order]
-    begin, track = time[order], track[order]
-    end = np.append(begin[1:], 0)
-    goes_on = np.append(track[1:] == track[:-1], False) & (owner >= 0) & (end > begin)
-    owner, begin, end = owner[goes_on], begin[goes_on], end[goes_on]
+    start, track = time[order], track[order]
+    end = np.append(start[1:], 0)
+    is_segment = np.append(track[1:] == track[:-1], False) & (owner >= 0) & (end > start)
+    owner, start, end = owner[is_segment], start[is_segment], end[is_segment]
     ranks = np.full(len(owner), rank, np.int64)
     key = spans.name[owner].astype(np.int64) * len(PHASES) + spans.phase[owner]
-    begin, end, of_rank = own_time.place(ranks, begin), own_time.place(ranks, end), own_time.of_rank(rank)
-    return Segments(owner, key, begin, end, of_rank.until(end) - of_rank.until(begin))
+    start, end, rank_time = own_time.on_axis(ranks, start), own_time.on_axis(ranks, end), own_time.for_rank(rank)
+    return Segments(owner, key, start, end, rank_time.until(end) - rank_time.until(start))
 
 
 OUTSIDE = ""
-"""The name of what ran in no module and in no range."""
+"""The name of the time outside modules and ranges."""
 IN_RANGE = "range"
-"""The phase of what ran in no module and in a range: loading a batch, the optimizer."""
+"""The phase of a range outside modules, such as data loading or the optimizer."""
 
 ModulePhase = tuple[str, str]
-"""A module and its phase, or a range and `IN_RANGE`."""
+"""The fqn of a module and its phase, or the name of a range and `IN_RANGE`."""
 
 MODULES_PER_STEP = 3
-"""How many modules a finding names."""
+"""Maximum number of modules that a finding names."""
 
 Verdict = Literal["late", "even", "cannot tell"]
 
 
 def place_text(fqn: str, phase: str) -> str:
-    """Return the name in a sentence of a module, of a range, or of the time in neither."""
+    """Return the name, as used in sentences, of a module, a range, or the time outside both."""
     if phase == IN_RANGE:
         return fqn
     return f"{fqn} {phase}" if fqn != OUTSIDE else "(outside modules)"
 
 
 class ModuleExcess(NamedTuple):
-    """A module that took a rank more time than others."""
+    """A module that took longer on a rank than on the other ranks."""
 
-    fqn: str  # its fully qualified name; what a range is ("data loading"); or `OUTSIDE`
+    fqn: str  # fully qualified name of the module, text of the range ("data loading"), or `OUTSIDE`
     phase: str  # one of `timeline.PHASES`; `IN_RANGE`; empty outside modules and ranges
-    excess_ns: int  # its self time in the late arrivals of a step, less the median of the other ranks', ns
-    own_ns: int  # that self time
+    excess_ns: int  # `own_ns` less the median of the other ranks
+    own_ns: int  # its self time before the late arrivals of a step
 
 
 class StepFinding(NamedTuple):
-    """One step; times are ns.
+    """The late rank of one step; times are ns.
 
     Attributes:
-        step: its number.
-        verdict: "late", one rank kept the others waiting; "even", none did by more than they all vary; "cannot tell",
-            one did, but by less than the clocks of two ranks may differ.
-        rank: that rank.
-        cost_ns: how much more own time than the median of the others it took before collectives it came to last, at
-            most its lateness there.
-        saved_ns: by how much earlier the others would have gone on had it been like the median.
-        lateness_ns: the most by which it came after the median of the others in this step.
-        bound_ns: how far that is off at most.
-        noise_ns: the most of `cost_ns` that chance explains.
-        modules: where it took more than the others, the worst first; only if the verdict is "late".
-        duration_ns: of the step, the median of all ranks; 0 if it is not known.
+        step: number of the step.
+        verdict: "late" if one rank kept the others waiting; "even" if no rank did by more than the usual variation;
+            "cannot tell" if one did, but by less than the clocks of two ranks may differ.
+        rank: the rank with the largest cost.
+        cost_ns: its excess of own time over the median of the other ranks before the collectives that it called last;
+            limited to its lateness there.
+        saved_ns: time by which the step would be shorter without the rank's excess.
+        lateness_ns: its maximum delay after the median of the other ranks in this step.
+        bound_ns: maximum error of `lateness_ns`.
+        noise_ns: maximum `cost_ns` that chance explains.
+        modules: the modules in which it took longer than the others, the worst first; only if the verdict is "late".
+        duration_ns: median duration of the step over all ranks; 0 if unknown.
     """
 
     step: int
@@ -168,202 +168,205 @@ class StepFinding(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Who came late, by how much, and where it took more."""
+        """The late rank, its cost, and the module in which it took longer."""
         return self.sentence_of(f"rank {self.rank}")
 
     def sentence_of(self, name: str) -> str:
-        """Return the sentence with what the rank is called, as `rollout 2`."""
+        """Return the sentence, with `name` (such as `rollout 2`) for the rank."""
         where = f", in {place_text(*self.modules[0][:2])}" if self.modules else ""
         return f"{name} came late in step {self.step} by {format_ns(self.cost_ns)}{where}"
 
 
 class Arrivals(NamedTuple):
-    """Calls of synchronizing collectives by at least two ranks, by collective and then by time; one entry per call."""
+    """Calls of synchronizing collectives that at least two ranks call, sorted by collective, then by time."""
 
-    collective: Int64Array  # which collective it is, from 0, by group and counter
+    collective: Int64Array  # number of the collective, from 0, by group and counter
     rank: Int64Array
-    step: Int64Array  # the same for all calls of one collective
-    position: Int64Array  # which call of its rank in its step it is, from 0, the same for all calls of one collective
-    place: Int64Array  # when it was called, on the axis of `OwnTime`
-    place_before: Int64Array  # of the same rank's call before; -1 if there is none
-    own_ns: Int64Array  # own time between the two, ns; -1 if there is none before
-    excess: Int64Array  # by how much `own_ns` is more than the median of the other ranks', ns; 0 if it is not known
-    lateness: Int64Array  # by how much the call was later than the median of the other ranks' calls, ns
-    is_last: BoolArray  # whether it is the last call of its collective
+    step: Int64Array  # equal for all calls of one collective
+    position: Int64Array  # index of the call among its rank's calls in the step; equal for all calls of one collective
+    axis_ns: Int64Array  # time of the call on the axis of `OwnTime`
+    previous_axis_ns: Int64Array  # `axis_ns` of the same rank's previous call; -1 if there is none
+    own_ns: Int64Array  # own time between these two calls; -1 if there is no previous call
+    excess: Int64Array  # `own_ns` less the median of the other ranks; 0 if unknown
+    lateness: Int64Array  # ns between the median of the other ranks' calls and this call
+    is_last: BoolArray  # True for the last call of its collective
 
 
 def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     """Return the arrivals of all ranks."""
     synchronizes = synchronizing(table.operators)[table.operator]
     rows = np.flatnonzero((table.kind == CALL) & (table.counter >= 0) & synchronizes)
-    place = own_time.place(table.rank[rows].astype(np.int64), table.start[rows])
-    order = np.argsort(place, kind="stable")
-    rows, place = rows[order], place[order]
+    axis_ns = own_time.on_axis(table.rank[rows].astype(np.int64), table.start[rows])
+    order = np.argsort(axis_ns, kind="stable")
+    rows, axis_ns = rows[order], axis_ns[order]
     rank, step = table.rank[rows].astype(np.int64), table.step[rows].astype(np.int64)
-    before, own_ns = np.full(len(rows), -1), np.full(len(rows), -1)
-    before[1:], own_ns[1:] = place[:-1], np.diff(own_time.until(place))
+    previous_axis_ns, own_ns = np.full(len(rows), -1), np.full(len(rows), -1)
+    previous_axis_ns[1:], own_ns[1:] = axis_ns[:-1], np.diff(own_time.until(axis_ns))
     first_of_rank = group_starts(rank)
-    before[first_of_rank] = own_ns[first_of_rank] = -1
+    previous_axis_ns[first_of_rank] = own_ns[first_of_rank] = -1
     position = count_in_run(rank, step)
     key = call_keys(table.group[rows], table.counter[rows])
     _, collective, count = np.unique(key, return_inverse=True, return_counts=True)
     time = table.start[rows]
-    chosen = np.flatnonzero(count[collective] > 1)
-    chosen = chosen[np.lexsort((time[chosen], collective[chosen]))]
-    rank, step, position, place, before, own_ns, collective, time = (
-        values[chosen] for values in (rank, step, position, place, before, own_ns, collective, time)
+    shared_rows = np.flatnonzero(count[collective] > 1)
+    shared_rows = shared_rows[np.lexsort((time[shared_rows], collective[shared_rows]))]
+    rank, step, position, axis_ns, previous_axis_ns, own_ns, collective, time = (
+        values[shared_rows] for values in (rank, step, position, axis_ns, previous_axis_ns, own_ns, collective, time)
     )
-    begins = group_starts(collective)
-    size = group_lengths(begins, len(collective))
-    of_row = np.repeat(np.arange(len(begins)), size)
-    last = begins + size - 1
+    starts = group_starts(collective)
+    size = group_lengths(starts, len(collective))
+    collective_of_row = np.repeat(np.arange(len(starts)), size)
+    last_rows = starts + size - 1
     is_last = np.zeros(len(time), np.bool_)
-    is_last[last] = True
-    step, position = (np.minimum.reduceat(values, begins)[of_row] for values in (step, position))
-    by_own = np.lexsort((own_ns, of_row))
+    is_last[last_rows] = True
+    step, position = (np.minimum.reduceat(values, starts)[collective_of_row] for values in (step, position))
+    by_own_ns = np.lexsort((own_ns, collective_of_row))
     excess = np.zeros(len(own_ns), np.int64)
-    excess[by_own] = np.rint(own_ns[by_own] - median_of_others(own_ns[by_own], begins)).astype(np.int64)
-    # If one rank has no call before, nothing says what it did.
-    excess[np.minimum.reduceat(own_ns, begins)[of_row] < 0] = 0
-    # From the first call of all on: a double does not hold Unix nanoseconds.
+    excess[by_own_ns] = np.rint(own_ns[by_own_ns] - median_of_others(own_ns[by_own_ns], starts)).astype(np.int64)
+    # If a rank has no previous call, its own time is unknown.
+    excess[np.minimum.reduceat(own_ns, starts)[collective_of_row] < 0] = 0
+    # Relative to the first call, because a double cannot represent Unix nanoseconds.
     since = time - time.min(initial=INT64_MAX)
-    lateness = np.rint(since - median_of_others(since, begins)).astype(np.int64)
-    return Arrivals(of_row, rank, step, position, place, before, own_ns, excess, lateness, is_last)
+    lateness = np.rint(since - median_of_others(since, starts)).astype(np.int64)
+    return Arrivals(
+        collective_of_row, rank, step, position, axis_ns, previous_axis_ns, own_ns, excess, lateness, is_last
+    )
 
 
 MIN_NOISES = 6.0
-"""A step may be late if its cost is more than this many times the noise."""
+"""Minimum ratio of a step's cost to the noise for the step to be late."""
 COUNTED_NOISES = 3.0
-"""An excess counts if it is more than this many times the noise."""
+"""Minimum ratio of an excess to the noise for the excess to count."""
 _MIN_STEPS = 4
-"""The number of steps from which on a steady excess of a rank can be told from variation."""
+"""Minimum number of steps for a rank's median excess to be subtracted when the variation is computed."""
 _STEADY_STEPS = 8
-"""The number of steps from which on it is judged whether an excess is steady."""
+"""Minimum number of steps for an excess to be judged steady."""
 _STEADY_SHARE = 0.75
-"""An excess that counts in this share of the steps is steady, and not by chance."""
+"""Minimum share of the steps with an excess that counts, for the excess to be steady and not by chance."""
 _STEADY_OWN = 0.05
-"""The least steady excess, as a share of a rank's own time: one on a slower core is always a little later."""
-_ALWAYS_OWN = 0.1
+"""Minimum steady excess, as a share of a rank's own time: a rank on a slower core is always a little later."""
+_STEADY_EXCESS_SHARE = 0.1
 """An excess of this share of a rank's own time is steady for any noise, if `_STEADY_SHARE` of the steps have it.
 
-Of two ranks, one is later by chance in so many steps once in 50 times, and by a tenth far more rarely.
+One of two ranks is later by chance in `_STEADY_SHARE` of the steps once in 50 runs, and by a tenth far more rarely.
 """
-_ALWAYS_STEPS = 16
-"""The number of steps from which on `_ALWAYS_OWN` is asked for."""
+_MIN_STEADY_EXCESS_STEPS = 16
+"""Minimum number of steps for the rule of `_STEADY_EXCESS_SHARE`."""
 MAD_TO_SIGMA = 1.4826
 RANK_BITS = 31
-"""The bits of an integer that hold a rank, below a step or another number."""
+"""Number of low bits of an integer that hold a rank; a step or another number is in the bits above."""
 
 
 class LateStep(NamedTuple):
-    """A step with the rank that made it late, and why."""
+    """The finding of a step with the arrivals that explain it."""
 
-    finding: StepFinding  # what it says, without modules, duration, and what it saved
-    arrivals: Int64Array  # those of its rank that cost something, as indices of `Arrivals`
-    slower: Int64Array  # those before which its rank took more than all vary by, whether somebody waited or not
+    finding: StepFinding  # without modules, `duration_ns` and `saved_ns`
+    arrivals: Int64Array  # indices of the rank's arrivals with a cost
+    slower: Int64Array  # indices of the rank's arrivals with an excess that counts, even if no rank waited
 
 
 def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     """Return the finding of each step, in order."""
     noise = _noise(arrivals)
-    is_steady, least, usual_own = _steady_excess(arrivals, noise)
-    # Only the last one keeps others waiting, and by no more than it is late at most.
+    is_steady, min_excess, median_own_ns = _steady_excess(arrivals, noise)
+    # Only the last rank keeps others waiting, and no longer than its maximum lateness.
     latest = arrivals.lateness + bounds.of_groups(arrivals.rank, arrivals.collective)
     cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(latest, 0)), 0)
-    # Ordinary variation belongs to no rank, and would add up over many collectives.
-    cost = np.where(cost > least, cost, 0)
+    # Usual variation is not charged to a rank: it would add up over many collectives.
+    cost = np.where(cost > min_excess, cost, 0)
     in_order = []
     for rows in split_by(arrivals.step):
-        lasts = rows[arrivals.is_last[rows]]
-        ranks, index = np.unique(arrivals.rank[lasts], return_inverse=True)
-        rank = int(ranks[np.argmax(np.bincount(index, cost[lasts], len(ranks)))])
-        last_calls = lasts[arrivals.rank[lasts] == rank]
+        last_rows = rows[arrivals.is_last[rows]]
+        ranks, index = np.unique(arrivals.rank[last_rows], return_inverse=True)
+        rank = int(ranks[np.argmax(np.bincount(index, cost[last_rows], len(ranks)))])
+        last_calls = last_rows[arrivals.rank[last_rows] == rank]
         costly = last_calls[cost[last_calls] > 0]
-        counted = costly if len(costly) else last_calls
-        limit = float(noise_limit(np.sum(noise[counted] ** 2, keepdims=True), np.array([len(rows)]))[0])
-        total = int(cost[last_calls].sum())
-        steady = costly[is_steady[costly]]
-        if cost[steady].sum() > _STEADY_OWN * usual_own:
-            limit = min(limit, float(np.sqrt(np.sum(least[steady] ** 2))))
-        worst = int(counted[np.argmax(arrivals.lateness[counted])])
-        lateness = int(arrivals.lateness[worst])
-        # Any rank may be last but one or near the median, so the largest bound of all that came counts.
-        came = slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst] + np.arange(2)))
-        bound = bounds.largest_bound(rank, arrivals.rank[came])
-        verdict: Verdict = "even" if total <= limit else "cannot tell" if lateness <= bound else "late"
+        counted_rows = costly if len(costly) else last_calls
+        limit = float(noise_limit(np.sum(noise[counted_rows] ** 2, keepdims=True), np.array([len(rows)]))[0])
+        total_ns = int(cost[last_calls].sum())
+        steady_rows = costly[is_steady[costly]]
+        if cost[steady_rows].sum() > _STEADY_OWN * median_own_ns:
+            limit = min(limit, float(np.sqrt(np.sum(min_excess[steady_rows] ** 2))))
+        worst_row = int(counted_rows[np.argmax(arrivals.lateness[counted_rows])])
+        lateness = int(arrivals.lateness[worst_row])
+        # The second to last and the median rank are uncertain, so the largest bound of all ranks counts.
+        in_collective = slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst_row] + np.arange(2)))
+        bound = bounds.largest_bound(rank, arrivals.rank[in_collective])
+        verdict: Verdict = "even" if total_ns <= limit else "cannot tell" if lateness <= bound else "late"
         step = int(arrivals.step[rows[0]])
-        finding = StepFinding(step, verdict, rank, total, lateness_ns=lateness, bound_ns=bound, noise_ns=round(limit))
-        slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > least[rows])]
+        finding = StepFinding(
+            step, verdict, rank, total_ns, lateness_ns=lateness, bound_ns=bound, noise_ns=round(limit)
+        )
+        slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > min_excess[rows])]
         in_order.append(LateStep(finding, costly, slower))
     return in_order
 
 
 def _noise(arrivals: Arrivals) -> Float64Array:
-    """Return for each arrival how much excesses at its place in the step vary from step to step, as a deviation, ns.
+    """Return the standard deviation, in ns, of the excesses at each arrival's position in the step.
 
-    A rank that is slower in each step does not vary: what it always has more is taken out first. If one of two
-    ranks varies, the excess of both does. So the noise is at most what the own time of
-    the median rank lets expect.
+    The median excess of each rank is subtracted first, so a rank that is always slower does not count as noise. If one
+    of two ranks varies, the excess of both does. So the noise is at most what the own time of the median rank suggests.
     """
-    place, rank = arrivals.position, arrivals.rank
-    of_place = medians_within(_from_usual(arrivals, arrivals.excess), place)
-    of_rank = medians_within(_from_usual(arrivals, arrivals.own_ns), rank, place)
-    # Once for each rank, in the order of what varies.
-    order = np.lexsort((rank, of_rank, place))
-    order = order[group_starts(place[order], of_rank[order], rank[order])]
-    first = group_starts(place[order])
+    position, rank = arrivals.position, arrivals.rank
+    position_noise = medians_within(_deviation_from_rank_median(arrivals, arrivals.excess), position)
+    rank_noise = medians_within(_deviation_from_rank_median(arrivals, arrivals.own_ns), rank, position)
+    # One row per rank and position, by increasing variation.
+    order = np.lexsort((rank, rank_noise, position))
+    order = order[group_starts(position[order], rank_noise[order], rank[order])]
+    first = group_starts(position[order])
     middle = first + (group_lengths(first, len(order)) - 1) // 2
-    of_median_rank = of_rank[order][middle][np.searchsorted(place[order][first], place)]
-    noise: Float64Array = MAD_TO_SIGMA * np.minimum(of_place, math.sqrt(2) * of_median_rank)
+    median_rank_noise = rank_noise[order][middle][np.searchsorted(position[order][first], position)]
+    noise: Float64Array = MAD_TO_SIGMA * np.minimum(position_noise, math.sqrt(2) * median_rank_noise)
     return noise
 
 
 def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, Float64Array, float]:
-    """Return which arrivals are of a rank that takes more at that place in nearly all steps, and a rank's own time.
+    """Return a mask of steady arrivals, the minimum excess of each arrival that counts, and a rank's median own time.
 
-    That is the median over ranks and steps, ns; between them from which excess on each arrival counts, ns.
+    An arrival is steady if its rank has an excess at its position in nearly all steps. Times are ns.
     """
     is_known = arrivals.own_ns >= 0
-    place = arrivals.position << RANK_BITS | arrivals.rank
-    _, of_row = np.unique(place, return_inverse=True)
-    _, of_step = np.unique(arrivals.step << RANK_BITS | arrivals.rank, return_inverse=True)
-    own_ns = np.bincount(of_step[is_known], arrivals.own_ns[is_known])
-    usual_own = float(np.median(own_ns)) if len(own_ns) else 0.0
-    steps, least = np.bincount(of_row, is_known), COUNTED_NOISES * noise
+    rank_position = arrivals.position << RANK_BITS | arrivals.rank
+    _, position_of_row = np.unique(rank_position, return_inverse=True)
+    _, step_of_row = np.unique(arrivals.step << RANK_BITS | arrivals.rank, return_inverse=True)
+    own_ns = np.bincount(step_of_row[is_known], arrivals.own_ns[is_known])
+    median_own_ns = float(np.median(own_ns)) if len(own_ns) else 0.0
+    steps, min_excess = np.bincount(position_of_row, is_known), COUNTED_NOISES * noise
 
-    def takes_more(ns: Float64Array | float, in_steps: int) -> BoolArray:
-        counts = np.bincount(of_row, is_known & (arrivals.excess > ns))
-        return ((steps >= in_steps) & (counts >= _STEADY_SHARE * steps))[of_row]
+    def has_excess(ns: Float64Array | float, min_steps: int) -> BoolArray:
+        counts = np.bincount(position_of_row, is_known & (arrivals.excess > ns))
+        return ((steps >= min_steps) & (counts >= _STEADY_SHARE * steps))[position_of_row]
 
-    is_steady = takes_more(least, _STEADY_STEPS)
-    always = ~is_steady & takes_more(_ALWAYS_OWN * usual_own, _ALWAYS_STEPS)
-    return is_steady | always, np.where(always, _ALWAYS_OWN * usual_own, least), usual_own
+    is_steady = has_excess(min_excess, _STEADY_STEPS)
+    is_large = ~is_steady & has_excess(_STEADY_EXCESS_SHARE * median_own_ns, _MIN_STEADY_EXCESS_STEPS)
+    return is_steady | is_large, np.where(is_large, _STEADY_EXCESS_SHARE * median_own_ns, min_excess), median_own_ns
 
 
-def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
-    """Return how far each value is from what its rank has at its place of the step as a rule."""
-    place, rank = arrivals.position, arrivals.rank
-    _, of_row, steps = np.unique(place << RANK_BITS | rank, return_inverse=True, return_counts=True)
-    # Few steps do not show what is always so: then ranks are compared alone.
-    return np.abs(values - np.where(steps[of_row] < _MIN_STEPS, 0, medians_within(values, rank, place)))
+def _deviation_from_rank_median(arrivals: Arrivals, values: Int64Array) -> Float64Array:
+    """Return the distance of each value from the median of its rank at its position in the step."""
+    position, rank = arrivals.position, arrivals.rank
+    _, position_of_row, steps = np.unique(position << RANK_BITS | rank, return_inverse=True, return_counts=True)
+    # A median of few steps means little: then the values are not reduced by it.
+    return np.abs(values - np.where(steps[position_of_row] < _MIN_STEPS, 0, medians_within(values, rank, position)))
 
 
 def noise_limit(squares: Float64Array, count: Int64Array) -> Float64Array:
-    """Return the limit that sums of excesses must exceed if the largest of `count` is looked at."""
+    """Return the limit for a sum of excesses that is the largest of `count` sums."""
     limit: Float64Array = np.maximum(MIN_NOISES, 1 + np.sqrt(2 * np.log(np.maximum(count, 2)))) * np.sqrt(squares)
     return limit
 
 
 _MAX_PEERS = 32
-"""Ranks that one is compared with: more do not change the median."""
+"""Maximum number of ranks that a late rank is compared with: more do not change the median."""
 
 
 def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
-    """Return the ranks that a late one is compared with: of those that came to the same collectives, evenly chosen."""
+    """Return the ranks that a late rank is compared with: its nearest neighbours that called the same collectives."""
     ranks = np.unique(arrivals.rank[_rows_of(arrivals, late)])
     ranks = ranks[ranks != late.finding.rank]
     if len(ranks) > _MAX_PEERS:
-        # Those beside it first: they are in the same part of a dataset.
+        # Neighbouring ranks are in the same part of a dataset.
         index = int(np.searchsorted(ranks, late.finding.rank))
         first = min(max(index - _MAX_PEERS // 2, 0), len(ranks) - _MAX_PEERS)
         ranks = ranks[first : first + _MAX_PEERS]
@@ -374,9 +377,9 @@ def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
 def module_excess(
     arrivals: Arrivals, late: LateStep, peers: Sequence[int], *, spans: SpanTable, ranges: RangeTable, own_time: OwnTime
 ) -> list[ModuleExcess]:
-    """Return the modules, and the ranges outside of them, in which the late rank of a step took more than others.
+    """Return the modules, and the ranges outside them, in which the late rank took longer, the worst first.
 
-    The worst comes first. The spans are those of the late rank and of its peers, from the step before to this one.
+    `spans` and `ranges` contain the previous step and this one, of the late rank and its peers.
     """
     keys = [(name.fqn, phase) for name in spans.names for phase in range(len(PHASES))]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
@@ -385,97 +388,104 @@ def module_excess(
     times = np.zeros((1 + len(peers), outside + 1))
     rows = _rows_of(arrivals, late)
     for row, rank in enumerate([late.finding.rank, *peers]):
-        own_rows = rows[(arrivals.rank[rows] == rank) & (arrivals.place_before[rows] >= 0)]
-        begins, stops = arrivals.place_before[own_rows], arrivals.place[own_rows]
+        own_rows = rows[(arrivals.rank[rows] == rank) & (arrivals.previous_axis_ns[rows] >= 0)]
+        starts, ends = arrivals.previous_axis_ns[own_rows], arrivals.axis_ns[own_rows]
         layers = list(_layers(rank, spans, ranges, own_time, number_of))
-        for begin, end in zip(begins.tolist(), stops.tolist(), strict=True):
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             for key, inside, time in layers:
-                since, until = np.clip(inside.start, begin, end), np.clip(inside.end, begin, end)
-                times[row] += np.bincount(key, time.until(until) - time.until(since), outside + 1)
+                starts_ns, ends_ns = np.clip(inside.start, start, end), np.clip(inside.end, start, end)
+                times[row] += np.bincount(key, time.until(ends_ns) - time.until(starts_ns), outside + 1)
         times[row, outside] = max(arrivals.own_ns[own_rows].sum() - times[row, :outside].sum(), 0)
-    usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
-    more = times[0] - usual
+    peer_median = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
+    excess = times[0] - peer_median
     names = [
         *((fqn, PHASES[phase]) for fqn, phase in numbers),
         *((place, IN_RANGE) for place in ranges.places),
         (OUTSIDE, ""),
     ]
-    order = np.argsort(-more, kind="stable")
+    order = np.argsort(-excess, kind="stable")
     return [
-        ModuleExcess(fqn, phase, round(more[number]), round(times[0, number]))
+        ModuleExcess(fqn, phase, round(excess[number]), round(times[0, number]))
         for number in order.tolist()
         for fqn, phase in [names[number]]
-        if more[number] > 0
+        if excess[number] > 0
     ]
 
 
 def _layers(
     rank: int, spans: SpanTable, ranges: RangeTable, own_time: OwnTime, number_of: Int64Array
 ) -> Iterator[tuple[Int64Array, TimeIntervals, OwnTime]]:
-    """Yield the modules and ranges that a rank was in: their numbers, when it was there, and the time that counts.
+    """Yield the numbers of modules and ranges, the intervals that a rank spent there, and the time that counts.
 
-    Each range of `FOR_ITSELF` comes before all others, whose time is then without it. `number_of` has the number of
-    each module in each phase; those of ranges follow.
+    Ranges of `EXCLUSIVE_CATEGORIES` come first; their time does not count for later items. `number_of` maps a segment's
+    key to the number of a module in a phase; the numbers of ranges follow these.
     """
-    rest, first_range = own_time.of_rank(rank), int(number_of.max(initial=-1)) + 1
-    segments = segments_of(take(spans, spans.rank == rank), rest, rank)
+    remaining_time, first_range = own_time.for_rank(rank), int(number_of.max(initial=-1)) + 1
+    segments = segments_of(take(spans, spans.rank == rank), remaining_time, rank)
     in_range = take(ranges, ranges.rank == rank)
-    place = np.full(len(in_range.start), rank, np.int64)
-    starts, ends = own_time.place(place, in_range.start), own_time.place(place, in_range.end)
-    others = np.ones(len(place), np.bool_)
-    for category in FOR_ITSELF:
+    rank_of_range = np.full(len(in_range.start), rank, np.int64)
+    starts, ends = own_time.on_axis(rank_of_range, in_range.start), own_time.on_axis(rank_of_range, in_range.end)
+    is_outside = np.ones(len(rank_of_range), np.bool_)
+    for category in EXCLUSIVE_CATEGORIES:
         if (text := RangeName("", category).place) in ranges.places:
             number = ranges.places.index(text)
-            chosen = in_range.place == number
-            parts, others = union_of(starts[chosen], ends[chosen]), others & ~chosen
-            yield np.full_like(parts.start, first_range + number), parts, rest
-            rest = rest.without(parts)
-    key: Int64Array = np.append(number_of[segments.key], first_range + in_range.place[others])
-    yield key, TimeIntervals(np.append(segments.begin, starts[others]), np.append(segments.end, ends[others])), rest
+            has_category = in_range.place == number
+            intervals, is_outside = union_of(starts[has_category], ends[has_category]), is_outside & ~has_category
+            yield np.full_like(intervals.start, first_range + number), intervals, remaining_time
+            remaining_time = remaining_time.excluding(intervals)
+    key: Int64Array = np.append(number_of[segments.key], first_range + in_range.place[is_outside])
+    yield (
+        key,
+        TimeIntervals(np.append(segments.start, starts[is_outside]), np.append(segments.end, ends[is_outside])),
+        remaining_time,
+    )
 
 
 def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:
-    """Return the arrivals of all ranks at the collectives that a late rank came to last."""
-    wanted = np.unique(arrivals.collective[late.arrivals])
-    begins, ends = np.searchsorted(arrivals.collective, wanted), np.searchsorted(arrivals.collective, wanted + 1)
-    return expand_ranges(begins, ends)[0]
+    """Return the indices of the arrivals of all ranks at the collectives that a late rank called last."""
+    collectives = np.unique(arrivals.collective[late.arrivals])
+    starts, ends = (
+        np.searchsorted(arrivals.collective, collectives),
+        np.searchsorted(arrivals.collective, collectives + 1),
+    )
+    return expand_ranges(starts, ends)[0]
 
 
 NO_RANK = -1
-"""The rank of a step in which none was late."""
-_SIGNIFICANT = 1e-3
-"""A rank is slow if it were late so often by chance with a smaller probability."""
+"""Stands for the late rank of a step in which no rank was late."""
+_MAX_CHANCE = 1e-3
+"""A rank is slow if the probability of being late this often by chance is smaller."""
 _LATE_BY_CHANCE = 0.02
-"""The share of steps in which a rank may be late by chance if most never are; less if there are many ranks."""
+"""Share of steps in which a rank may be late by chance if most ranks never are; smaller if there are many ranks."""
 
 
 def often_late(late: Sequence[int], ranks: int) -> set[int]:
-    """Return the ranks that are late more often than chance has it, by which was late in each step, or `NO_RANK`.
+    """Return the ranks that are late more often than by chance; `late` is the late rank of each step, or `NO_RANK`.
 
-    Chance has a rank late as often as the median rank is. What makes ranks late by chance lasts for a while, as when
-    something else has their processors, so steps in a row are not as many chances: they count as parts of the runs that
-    the ranks have which are late by chance.
+    By chance alone, a rank is late as often as the median rank. Random causes last for several steps, such as another
+    program on the rank's CPUs, so consecutive steps are not independent. The number of late steps is therefore divided
+    by the mean length of the runs of ranks that are late by chance.
     """
     counts = Counter(rank for rank in late if rank != NO_RANK)
-    usual = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0
+    median_count = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0
 
     def chance(count: int, length: float) -> float:
-        """Return how probable it is that a rank is late `count` times by chance, of runs of `length` steps."""
-        runs, of_others = int(count / length), int(usual * (ranks - 1) / length)
-        # How often the others were late is a count too: few ranks do not show the rate well.
-        as_others = at_least(runs, runs + of_others, 1 / ranks)
-        return max(as_others, at_least(runs, int(len(late) / length), min(_LATE_BY_CHANCE, 1 / ranks)))
+        """Return the probability that a rank is late `count` times by chance, in runs of `length` steps."""
+        runs, peer_runs = int(count / length), int(median_count * (ranks - 1) / length)
+        # The count of the other ranks is random too: few ranks do not show the rate well.
+        peer_chance = at_least(runs, runs + peer_runs, 1 / ranks)
+        return max(peer_chance, at_least(runs, int(len(late) / length), min(_LATE_BY_CHANCE, 1 / ranks)))
 
-    def often(among: set[int], length: float) -> set[int]:
-        return {rank for rank in among if ranks * chance(counts[rank], length) < _SIGNIFICANT}
+    def filter_unlikely(candidates: set[int], length: float) -> set[int]:
+        return {rank for rank in candidates if ranks * chance(counts[rank], length) < _MAX_CHANCE}
 
-    suspects = often(set(counts), 1.0)
+    suspects = filter_unlikely(set(counts), 1.0)
     runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NO_RANK and rank not in suspects]
-    return often(suspects, sum(runs) / len(runs)) if runs else suspects
+    return filter_unlikely(suspects, sum(runs) / len(runs)) if runs else suspects
 
 
 def at_least(count: int, trials: int, probability: float) -> float:
-    """Return how probable it is that something happens in `count` of some trials or in more."""
+    """Return the probability of at least `count` events in `trials` trials."""
     if count <= 0 or probability >= 1:
         return 1.0
     logs = [

@@ -1,7 +1,7 @@
-"""Who idles for whom across roles: waits by messages and by ranges, followed to the process that all of them wait for.
+"""Which role idles for which: waits in messages and in ranges, followed to the process that all of them wait for.
 
-A step here is one of the process whose steps are the longest. What others do belongs to the step in which it ends, so
-that roles may count their own steps, or none.
+The steps are those of the process with the longest steps. Work of other processes belongs to the step in which it
+ends, so a role may count its own steps, or none.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,45 +30,45 @@ from .late_steps import (
 )
 from .replay import rank_events
 
-_WAITS = ("range wait", "range ray.get", "range ray.wait")
-"""The begins of the names of ranges in which a process waits for others."""
+_WAIT_RANGE_PREFIXES = ("range wait", "range ray.get", "range ray.wait")
+"""Prefixes of the names of ranges in which a process waits for others."""
 _MAX_HOPS = 8
-"""The longest chain of waits that is followed: A waits for B, which waits for C, and so on."""
-_SAID_SHARE = 0.05
-"""The least share of a step that a role waits for another one, if a sentence says so."""
-_NAMED_SHARE = 0.01
-"""A wait, or a delay of one process in a step, does not count below this share of a step."""
-_SAID_SHARE_ALONE = 0.1
-"""The same for the only process of its role, unless one place there takes `_SAID_SHARE`: it has no like."""
-_LEAST_RATIO = 1.1
-"""How many times as long as the others a process takes at least, to be named."""
-_LITTLE = 0.1
-"""A delay below this part of the median delay does not count: it is often a little late as all are."""
-_AGAIN = 3
-"""The least number of steps in which a place takes long, to be named: any is made once, or loads data anew."""
-_MOST = 0.8
-"""A range is the cause if it has this share of the delay of a process, and a module if it has half of that."""
+"""Maximum length of a chain of waits that is followed: A waits for B, which waits for C, and so on."""
+_MIN_REPORTED_SHARE = 0.05
+"""Minimum share of a step that a role waits for another role for the wait to be reported."""
+_MIN_COUNTED_SHARE = 0.01
+"""Minimum share of a step for a wait, or for the delay of one process in a step, to count."""
+_MIN_SHARE_OF_SINGLE = 0.1
+"""Minimum share if the awaited process has no peers and no place there with a `_MIN_REPORTED_SHARE` of the step."""
+_MIN_RATIO = 1.1
+"""Minimum ratio between the times of a process and of its peers for the process to be named."""
+_NEGLIGIBLE_SHARE = 0.1
+"""A delay below this share of the median delay does not count: small delays are common to all processes."""
+_MIN_SLOW_STEPS = 3
+"""Minimum number of slow steps for a place to be named: every place has a few, such as its first one."""
+_CAUSE_SHARE = 0.8
+"""Share of the largest delay in a range that a range needs to be the cause; a module needs half of this share."""
 
 _Key = TypeVar("_Key")
-_NOWHERE: ModulePhase = (OUTSIDE, "")
+_NO_PLACE: ModulePhase = (OUTSIDE, "")
 
 
 class RoleWait(NamedTuple):
     """A role that waits for another one."""
 
-    role: str  # who waits: one process, or all of a role, as a sentence calls them (`trainers`)
-    waits_for: str  # for whom: one process (`rollout 2`), or all of a role
-    share: float  # of a step, the mean of who waits
+    role: str  # the waiting process or role, in the form used in sentences (`trainers`)
+    waits_for: str  # the awaited process (`rollout 2`), or all processes of a role
+    share: float  # share of a step, the mean of the waiting processes
     ns_per_step: int
-    fqn: str  # what was waited for: a module or a range; or `OUTSIDE`
-    phase: str  # of the module; `IN_RANGE`; empty outside
-    ratio: float | None  # how many times as long that is there as in the others of its role; None: there is no such
+    fqn: str  # the module or range that causes the wait, or `OUTSIDE`
+    phase: str  # phase of the module; `IN_RANGE`; empty outside modules and ranges
+    ratio: float | None  # time there divided by the time in the other processes of its role; None if they have none
 
     @property
     def sentence(self) -> str:
-        """Who waits for whom, and for what."""
+        """The waiting role, the share of a step, the awaited role, and the module or range that causes the wait."""
         wait = f"{self.role} {'wait' if self.role.endswith('s') else 'waits'} {100 * self.share:.0f} % of a step"
-        outside = "outside of modules and ranges"
+        outside = "outside modules and ranges"
         place = place_text(self.fqn, self.phase) if self.fqn != OUTSIDE else f"what runs {outside}"
         mostly = f"in {place}" if self.fqn != OUTSIDE else outside
         why = f", mostly {mostly}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
@@ -76,26 +76,26 @@ class RoleWait(NamedTuple):
 
 
 class RoleTimes(NamedTuple):
-    """The work and the waits of processes of several roles in some steps."""
+    """The work and the waits of processes of several roles in a range of steps."""
 
-    processes: Mapping[int, tuple[str, int]]  # role and rank of each, by a number
-    length: Int64Array  # int64[steps], ns
-    waited: Mapping[tuple[int, int], Float64Array]  # by who waits and for whom, of another role, ns in each step
-    # By process and place, ns in each step without waits: inside of ranges, in modules outside of others, in neither.
-    took: Mapping[tuple[int, ModulePhase], Float64Array]
+    processes: Mapping[int, tuple[str, int]]  # role and rank by process number
+    step_ns: Int64Array  # int64[steps], duration of each step, ns
+    wait_ns: Mapping[tuple[int, int], Float64Array]  # (waiting process, awaited process of another role) -> ns per step
+    # (process, place) -> ns in each step, without waits. A place is a range, a module (without inner ones), or neither.
+    work_ns: Mapping[tuple[int, ModulePhase], Float64Array]
 
 
 class _Waits(NamedTuple):
     """Waits of processes; arrays of equal length."""
 
-    process: Int64Array  # who waits
+    process: Int64Array  # the waiting process
     start: Int64Array  # Unix ns
-    until: Int64Array  # when what it waited for was there
-    target: Int64Array  # the process that it waited for; -1 if only the time can tell
+    end: Int64Array  # Unix ns at which the awaited collective, message or result was complete
+    target: Int64Array  # the awaited process; -1 if it has to be inferred from times
 
 
 class _Process(NamedTuple):
-    """The spans and ranges of one process, and when it was waiting."""
+    """The spans, ranges and waits of one process."""
 
     spans: SpanTable
     ranges: RangeTable
@@ -103,12 +103,12 @@ class _Process(NamedTuple):
 
     @property
     def own_ends(self) -> Int64Array:
-        """When its outermost spans and its ranges ended, ascending."""
+        """The ends of its outermost spans and of its ranges, Unix ns, ascending."""
         return np.sort(np.append((self.spans.start + self.spans.duration)[self.spans.depth == 0], self.ranges.end))
 
 
 def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes | None:
-    """Return the work and waits of a job in the steps from `first` to before `last`; None if it has one role."""
+    """Return the work and waits of a job in the steps from `first` to before `last`; None if the job has one role."""
     processes = {
         world << RANK_BITS | rank: (role, rank)
         for world, tables in enumerate(worlds)
@@ -119,181 +119,185 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
     if len({role for role, _ in processes.values()}) < 2 or len(edges) < 2:
         return None
     waits: list[_Waits] = []
-    did: dict[int, _Process] = {}
+    activity: dict[int, _Process] = {}
     for world, tables in enumerate(worlds):
         table, base = tables.read(CollectiveTable, first - 1, last), world << RANK_BITS
         by_messages = _waits_by_messages(table)
         waits.append(by_messages._replace(process=by_messages.process | base, target=by_messages.target | base))
         blocks = take(table, (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end))
         ranges = tables.read(RangeTable, first - 1, last)
-        is_wait = np.array([place.startswith(_WAITS) for place in ranges.places] or [False])[ranges.place]
-        says_what = ~np.isin(ranges.category, [CATEGORIES.index("communication"), CATEGORIES.index("torch")])
+        is_wait = np.array([place.startswith(_WAIT_RANGE_PREFIXES) for place in ranges.places] or [False])[ranges.place]
+        is_work = ~np.isin(ranges.category, [CATEGORIES.index("communication"), CATEGORIES.index("torch")])
         spans = tables.read(SpanTable, first - 1, last)
         for rank in tables.roles:
             in_wait = take(ranges, is_wait & (ranges.rank == rank))
             blocked = take(blocks, blocks.rank == rank)
-            # Where messages say for whom it waits, the range around them says nothing new.
-            unknown = union_of(blocked.start, blocked.end).time_within(in_wait.start, in_wait.end) == 0
-            in_wait = take(in_wait, unknown)
+            # If messages inside a range show which process is awaited, the range itself adds nothing.
+            has_no_message = union_of(blocked.start, blocked.end).time_within(in_wait.start, in_wait.end) == 0
+            in_wait = take(in_wait, has_no_message)
             count, process = len(in_wait.start), base | rank
             waits.append(_Waits(np.full(count, process), in_wait.start, in_wait.end, np.full(count, -1)))
-            did[process] = _Process(
+            activity[process] = _Process(
                 take(spans, spans.rank == rank),
-                take(ranges, says_what & ~is_wait & (ranges.rank == rank)),
+                take(ranges, is_work & ~is_wait & (ranges.rank == rank)),
                 union_of(np.append(blocked.start, in_wait.start), np.append(blocked.end, in_wait.end)),
             )
-    whole = _told_by_time(_Waits(*map(np.concatenate, zip(*waits, strict=True))), did, processes)
-    took = {(process, place): ns for process in processes for place, ns in _place_times(did[process], edges).items()}
-    return RoleTimes(processes, np.diff(edges), _followed(_cut(whole, edges), processes, edges), took)
+    all_waits = _infer_targets(_Waits(*map(np.concatenate, zip(*waits, strict=True))), activity, processes)
+    times = {process: _place_times(activity[process], edges).items() for process in processes}
+    work_ns = {(process, place): ns for process, place_times in times.items() for place, ns in place_times}
+    wait_ns = _resolve_wait_chains(_split_at_step_ends(all_waits, edges), processes, edges)
+    return RoleTimes(processes, np.diff(edges), wait_ns, work_ns)
 
 
 def _step_ends(worlds: Sequence[RankTables], first: int, last: int) -> Int64Array:
-    """Return when the steps ended of the process whose steps are the longest, of those that do more than begin."""
+    """Return the step ends of the process with the longest median step, among those that last half of the run."""
     tables = [tables.read(StepTable, first - 1, last) for tables in worlds]
     ends = [np.sort(table.end[table.rank == rank]) for table in tables for rank in np.unique(table.rank)]
     longest = max((int(np.ptp(rank_ends)) for rank_ends in ends), default=0)
-    many = [rank_ends for rank_ends in ends if len(rank_ends) > 1 and 2 * np.ptp(rank_ends) >= longest]
-    return max(many, key=lambda rank_ends: float(np.median(np.diff(rank_ends))), default=np.empty(0, np.int64))
+    candidates = [rank_ends for rank_ends in ends if len(rank_ends) > 1 and 2 * np.ptp(rank_ends) >= longest]
+    return max(candidates, key=lambda rank_ends: float(np.median(np.diff(rank_ends))), default=np.empty(0, np.int64))
 
 
 def _waits_by_messages(table: CollectiveTable) -> _Waits:
-    """Return the waits for collectives and messages: each is for the last rank that called what had ended it."""
+    """Return the waits for collectives and messages; the target of a wait is the rank that called last."""
     events = rank_events(table, OwnTime(table))
     rows = np.flatnonzero(events.is_call & (events.key >= 0) | events.binds)
     order = rows[np.lexsort((events.binds[rows], events.time[rows], events.key[rows]))]
     last_call = np.maximum.accumulate(np.where(events.is_call[order], np.arange(len(order)), -1))
-    bound = np.flatnonzero(events.binds[order])
-    wait, call = order[bound], order[last_call[bound]]
-    start = events.time[wait] - events.waited[wait]
+    binding_rows = np.flatnonzero(events.binds[order])
+    wait, call = order[binding_rows], order[last_call[binding_rows]]
+    start = events.time[wait] - events.wait_ns[wait]
     is_for_other = (
-        (last_call[bound] >= 0) & (events.key[call] == events.key[wait]) & (events.rank[call] != events.rank[wait])
+        (last_call[binding_rows] >= 0)
+        & (events.key[call] == events.key[wait])
+        & (events.rank[call] != events.rank[wait])
     )
     is_for_other &= events.time[call] > start
     wait, call = wait[is_for_other], call[is_for_other]
     return _Waits(events.rank[wait], start[is_for_other], events.time[call], events.rank[call])
 
 
-def _told_by_time(waits: _Waits, did: Mapping[int, _Process], processes: Mapping[int, tuple[str, int]]) -> _Waits:
-    """Return waits with a target each, in order, that do not overlap within a process.
+def _infer_targets(waits: _Waits, activity: Mapping[int, _Process], processes: Mapping[int, tuple[str, int]]) -> _Waits:
+    """Return the waits in order, each with a target, without overlaps within a process.
 
-    A wait of unknown target is for the process of another role that did something last before the wait ended.
+    An unknown target is the process of another role that last finished a span or range before the wait ended.
     """
-    ends = {process: did[process].own_ends for process in processes}
-    target, until = waits.target.copy(), waits.until.copy()
+    ends = {process: activity[process].own_ends for process in processes}
+    target, end = waits.target.copy(), waits.end.copy()
     for row in np.flatnonzero(target < 0).tolist():
         last = {
-            process: int(done[index])
-            for process, done in ends.items()
+            process: int(process_ends[index])
+            for process, process_ends in ends.items()
             if processes[process][0] != processes.get(int(waits.process[row]), ("", 0))[0]
-            for index in [int(np.searchsorted(done, waits.until[row], side="right")) - 1]
-            if index >= 0 and done[index] > waits.start[row]
+            for index in [int(np.searchsorted(process_ends, waits.end[row], side="right")) - 1]
+            if index >= 0 and process_ends[index] > waits.start[row]
         }
         if last:
             target[row] = max(last, key=lambda process: last[process])
-            until[row] = last[int(target[row])]
+            end[row] = last[int(target[row])]
     order = np.lexsort((waits.start, waits.process))
     order = order[target[order] >= 0]
-    start, until = waits.start[order], until[order]
-    for done in split_by(waits.process[order]):
-        until[done] = np.maximum.accumulate(until[done])
-        start[done[1:]] = np.maximum(start[done[1:]], until[done[:-1]])
-    kept = until > start
-    return _Waits(waits.process[order][kept], start[kept], until[kept], target[order][kept])
+    start, end = waits.start[order], end[order]
+    for rows in split_by(waits.process[order]):
+        end[rows] = np.maximum.accumulate(end[rows])
+        start[rows[1:]] = np.maximum(start[rows[1:]], end[rows[:-1]])
+    has_length = end > start
+    return _Waits(waits.process[order][has_length], start[has_length], end[has_length], target[order][has_length])
 
 
-def _cut(waits: _Waits, edges: Int64Array) -> _Waits:
-    """Return waits that end where a step ends, and go on from there: each step has what is in it, and no more."""
-    first, last = np.searchsorted(edges, waits.start, "right"), np.searchsorted(edges, waits.until)
+def _split_at_step_ends(waits: _Waits, edges: Int64Array) -> _Waits:
+    """Return the waits, each divided at the ends of the steps that it crosses."""
+    first, last = np.searchsorted(edges, waits.start, "right"), np.searchsorted(edges, waits.end)
     bounds = np.concatenate([[INT64_MIN], edges, [INT64_MAX]])
-    part, wait = expand_ranges(first, last + 1)
-    start, until = np.maximum(waits.start[wait], bounds[part]), np.minimum(waits.until[wait], bounds[part + 1])
-    return _Waits(waits.process[wait], start, until, waits.target[wait])
+    step, wait = expand_ranges(first, last + 1)
+    start, end = np.maximum(waits.start[wait], bounds[step]), np.minimum(waits.end[wait], bounds[step + 1])
+    return _Waits(waits.process[wait], start, end, waits.target[wait])
 
 
-def _followed(
+def _resolve_wait_chains(
     waits: _Waits, processes: Mapping[int, tuple[str, int]], edges: Int64Array
 ) -> dict[tuple[int, int], Float64Array]:
-    """Return how long each process waited in each step for each of another role, ns.
+    """Return the ns that each process waited in each step for each process of another role.
 
-    While that waits itself, it is waited for whom it waits for.
+    While the awaited process is itself waiting, the wait counts against the process that it waits for.
     """
     numbers = np.unique(np.append(waits.process, waits.target))
-    begin = int(waits.start.min(initial=0))
-    length = int(waits.until.max(initial=0)) - begin + 1
+    start_ns = int(waits.start.min(initial=0))
+    axis_ns = int(waits.end.max(initial=0)) - start_ns + 1
 
     def on_axis(process: Int64Array, time: Int64Array) -> Int64Array:
-        place: Int64Array = np.searchsorted(numbers, process) * length + (time - begin)
-        return place
+        position: Int64Array = np.searchsorted(numbers, process) * axis_ns + (time - start_ns)
+        return position
 
-    starts, ends = on_axis(waits.process, waits.start), on_axis(waits.process, waits.until)
-    waiter, holder, since, until = waits.process, waits.target, waits.start, waits.until
-    waited: dict[tuple[int, int], Float64Array] = {}
+    starts, ends = on_axis(waits.process, waits.start), on_axis(waits.process, waits.end)
+    waiter, holder, start, end = waits.process, waits.target, waits.start, waits.end
+    wait_ns: dict[tuple[int, int], Float64Array] = {}
     for _ in range(_MAX_HOPS):
-        low = np.searchsorted(ends, on_axis(holder, since), side="right")
-        inner, outer = expand_ranges(low, np.searchsorted(starts, on_axis(holder, until)))
+        first_inner = np.searchsorted(ends, on_axis(holder, start), side="right")
+        inner, outer = expand_ranges(first_inner, np.searchsorted(starts, on_axis(holder, end)))
         goes_on = waits.target[inner] != waiter[outer]
         inner, outer = inner[goes_on], outer[goes_on]
-        inner_since = np.maximum(waits.start[inner], since[outer])
-        inner_until = np.minimum(waits.until[inner], until[outer])
-        own_ns = until - since - np.bincount(outer, inner_until - inner_since, len(since))
-        step = np.searchsorted(edges, until) - 1
+        inner_start = np.maximum(waits.start[inner], start[outer])
+        inner_end = np.minimum(waits.end[inner], end[outer])
+        own_ns = end - start - np.bincount(outer, inner_end - inner_start, len(start))
+        step = np.searchsorted(edges, end) - 1
         for row in np.flatnonzero((own_ns > 0) & (step >= 0) & (step < len(edges) - 1)).tolist():
             pair = int(waiter[row]), int(holder[row])
             roles = [processes.get(process, ("", 0))[0] for process in pair]
             if all(roles) and roles[0] != roles[1]:
-                waited.setdefault(pair, np.zeros(len(edges) - 1))[step[row]] += own_ns[row]
-        waiter, holder, since, until = waiter[outer], waits.target[inner], inner_since, inner_until
-    return waited
+                wait_ns.setdefault(pair, np.zeros(len(edges) - 1))[step[row]] += own_ns[row]
+        waiter, holder, start, end = waiter[outer], waits.target[inner], inner_start, inner_end
+    return wait_ns
 
 
 def _place_times(process: _Process, edges: Int64Array) -> dict[ModulePhase, Float64Array]:
-    """Return how long a process was in each range, and in each module outside of others, in each step without waits."""
+    """Return a process's ns in each place and step, without waits; time in a module excludes inner modules."""
     spans, ranges = process.spans, process.ranges
-    waiting = process.waits.time_within(spans.start, spans.start + spans.duration)
+    wait_ns = process.waits.time_within(spans.start, spans.start + spans.duration)
     parent = find_parents(spans.track, spans.depth)
-    waiting -= np.bincount(parent[parent >= 0], waiting[parent >= 0], len(waiting)).astype(np.int64)
-    inside = ranges.end - ranges.start - process.waits.time_within(ranges.start, ranges.end)
+    wait_ns -= np.bincount(parent[parent >= 0], wait_ns[parent >= 0], len(wait_ns)).astype(np.int64)
+    range_ns = ranges.end - ranges.start - process.waits.time_within(ranges.start, ranges.end)
     places: list[ModulePhase] = [(name.fqn, phase) for name in spans.names for phase in PHASES]
     places += [(place.removeprefix("range "), IN_RANGE) for place in ranges.places]
     place = np.append(
         spans.name.astype(np.int64) * len(PHASES) + spans.phase, len(spans.names) * len(PHASES) + ranges.place
     )
     step = np.searchsorted(edges, np.append(spans.start + spans.duration, ranges.end)) - 1
-    counts = (step >= 0) & (step < len(edges) - 1)
-    place_ns = np.append(spans.self_time - waiting, inside)
+    is_in_steps = (step >= 0) & (step < len(edges) - 1)
+    place_ns = np.append(spans.self_time - wait_ns, range_ns)
     times: dict[ModulePhase, Float64Array] = {}
-    for number in np.unique(place[counts]).tolist():
-        chosen = counts & (place == number)
-        times.setdefault(places[number], np.zeros(len(edges) - 1))
-        times[places[number]] += np.bincount(step[chosen], place_ns[chosen], len(edges) - 1)
+    for index in np.unique(place[is_in_steps]).tolist():
+        in_place = is_in_steps & (place == index)
+        times.setdefault(places[index], np.zeros(len(edges) - 1))
+        times[places[index]] += np.bincount(step[in_place], place_ns[in_place], len(edges) - 1)
     busy = union_of(
         np.concatenate([spans.start, ranges.start, process.waits.start]),
         np.concatenate([spans.start + spans.duration, ranges.end, process.waits.end]),
     )
-    times[_NOWHERE] = np.diff(edges) - busy.time_within(edges[:-1], edges[1:]).astype(np.float64)
+    times[_NO_PLACE] = np.diff(edges) - busy.time_within(edges[:-1], edges[1:]).astype(np.float64)
     return times
 
 
 def join_role_times(parts: Iterable[RoleTimes | None]) -> RoleTimes | None:
-    """Return the times of all parts of a run, in their order; None if it has one role."""
+    """Return the times of all parts of a run, in their order; None if the run has one role."""
     in_order = [part for part in parts if part is not None]
     if not in_order:
         return None
 
-    none = [np.zeros(len(part.length)) for part in in_order]
+    zeros = [np.zeros(len(part.step_ns)) for part in in_order]
 
-    def joined(tables: Sequence[Mapping[_Key, Float64Array]]) -> dict[_Key, Float64Array]:
+    def join(tables: Sequence[Mapping[_Key, Float64Array]]) -> dict[_Key, Float64Array]:
         keys = dict.fromkeys(key for table in tables for key in table)
-        return {key: np.concatenate([t.get(key, no) for t, no in zip(tables, none, strict=True)]) for key in keys}
+        return {key: np.concatenate([t.get(key, zero) for t, zero in zip(tables, zeros, strict=True)]) for key in keys}
 
-    lengths = np.concatenate([part.length for part in in_order])
+    lengths = np.concatenate([part.step_ns for part in in_order])
     return RoleTimes(
-        in_order[0].processes, lengths, joined([p.waited for p in in_order]), joined([p.took for p in in_order])
+        in_order[0].processes, lengths, join([p.wait_ns for p in in_order]), join([p.work_ns for p in in_order])
     )
 
 
 def find_role_waits(times: RoleTimes | None) -> tuple[RoleWait, ...]:
-    """Say which role waits for which, the longest wait first; for which process, if that takes longer than its like."""
+    """Return the waits of roles for other roles, the longest first; a slow process is named instead of its role."""
     if times is None:
         return ()
     members: dict[str, list[int]] = {}
@@ -303,98 +307,100 @@ def find_role_waits(times: RoleTimes | None) -> tuple[RoleWait, ...]:
     return tuple(sorted((wait for wait in waits if wait is not None), key=lambda wait: -wait.share))
 
 
-def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Sequence[int]]) -> RoleWait | None:
-    none, holders, usual_step = np.zeros(len(times.length)), members[other], float(times.length.mean())
-    waited = np.mean(
-        [[times.waited.get((waiter, holder), none) for holder in holders] for waiter in members[role]], axis=0
+def _role_wait(times: RoleTimes, role: str, awaited: str, members: Mapping[str, Sequence[int]]) -> RoleWait | None:
+    zeros, holders, mean_step_ns = np.zeros(len(times.step_ns)), members[awaited], float(times.step_ns.mean())
+    wait_ns = np.mean(
+        [[times.wait_ns.get((waiter, holder), zeros) for holder in holders] for waiter in members[role]], axis=0
     )
-    shares = waited.sum(axis=1) / times.length.sum()
+    shares = wait_ns.sum(axis=1) / times.step_ns.sum()
     share = float(shares.sum())
-    places = list(dict.fromkeys(place for process, place in times.took if process in holders and place != _NOWHERE))
-    if not places or share < _NAMED_SHARE:
+    places = list(dict.fromkeys(place for process, place in times.work_ns if process in holders and place != _NO_PLACE))
+    if not places or share < _MIN_COUNTED_SHARE:
         return None
-    took, counted = _times_in(times, holders, places)
-    who = role if len(members[role]) == 1 else f"{role}s"
-    # Those outside last: there a process that waits unseen seems to work.
-    for some in (places, [_NOWHERE]) if len(holders) > 1 else ():
-        for slower, place, ratio in _find_slower(times, holders, some, waited):
-            if ratio is None or ratio >= _LEAST_RATIO:
-                named, own_share = process_label(*times.processes[holders[slower]]), float(shares[slower])
-                return RoleWait(who, named, own_share, round(own_share * usual_step), *place, ratio)
-    if share < _SAID_SHARE:
+    work_ns, recurring_ns = _work_times(times, holders, places)
+    waiter_label = role if len(members[role]) == 1 else f"{role}s"
+    # Time outside modules and ranges comes last: an unrecorded wait there looks like work.
+    for candidate_places in (places, [_NO_PLACE]) if len(holders) > 1 else ():
+        for index, place, ratio in _find_slower(times, holders, candidate_places, wait_ns):
+            if ratio is None or ratio >= _MIN_RATIO:
+                label, share = process_label(*times.processes[holders[index]]), float(shares[index])
+                return RoleWait(waiter_label, label, share, round(share * mean_step_ns), *place, ratio)
+    if share < _MIN_REPORTED_SHARE:
         return None
-    label = process_label(*times.processes[holders[0]]) if len(holders) == 1 else f"{other}s"
-    mean = counted.mean(axis=(1, 2))
-    main = _main_place(places, mean, mean)
-    if len(holders) == 1 and share < _SAID_SHARE_ALONE and mean[main] < _SAID_SHARE * usual_step:
+    label = process_label(*times.processes[holders[0]]) if len(holders) == 1 else f"{awaited}s"
+    mean_ns = recurring_ns.mean(axis=(1, 2))
+    main = _main_place(places, mean_ns, mean_ns)
+    if len(holders) == 1 and share < _MIN_SHARE_OF_SINGLE and mean_ns[main] < _MIN_REPORTED_SHARE * mean_step_ns:
         return None
-    # In each step the others wait for the process that takes the longest.
-    outside = float((waited.sum(axis=0) - took.sum(axis=0).max(axis=0)).mean())
-    place = _NOWHERE if outside > mean[main] else places[main]
-    return RoleWait(who, label, share, round(share * usual_step), *place, None)
+    # In each step the waiting role waits for the process that works longest.
+    outside_ns = float((wait_ns.sum(axis=0) - work_ns.sum(axis=0).max(axis=0)).mean())
+    place = _NO_PLACE if outside_ns > mean_ns[main] else places[main]
+    return RoleWait(waiter_label, label, share, round(share * mean_step_ns), *place, None)
 
 
-def _times_in(
+def _work_times(
     times: RoleTimes, holders: Sequence[int], places: Sequence[ModulePhase]
 ) -> tuple[Float64Array, Float64Array]:
-    """Return the time by place, process and step; and the same times without those of few steps, to compare by."""
-    none = np.zeros(len(times.length))
-    took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
-    return took, np.minimum(took, _made_again(took)[..., None])
+    """Return the time by place, process and step, and these times limited to a value that recurs in several steps."""
+    zeros = np.zeros(len(times.step_ns))
+    work_ns = np.array([[times.work_ns.get((holder, place), zeros) for holder in holders] for place in places])
+    return work_ns, np.minimum(work_ns, _reached_in_min_steps(work_ns)[..., None])
 
 
-def _made_again(times: Float64Array) -> Float64Array:
-    """Return the time that each row reaches in `_AGAIN` steps."""
-    reached: Float64Array = np.sort(times)[..., max(times.shape[-1] - _AGAIN, 0)]
+def _reached_in_min_steps(times: Float64Array) -> Float64Array:
+    """Return the time that each row reaches in at least `_MIN_SLOW_STEPS` steps."""
+    reached: Float64Array = np.sort(times)[..., max(times.shape[-1] - _MIN_SLOW_STEPS, 0)]
     return reached
 
 
 def _find_slower(
-    times: RoleTimes, holders: Sequence[int], places: Sequence[ModulePhase], waited: Float64Array
+    times: RoleTimes, holders: Sequence[int], places: Sequence[ModulePhase], wait_ns: Float64Array
 ) -> Iterator[tuple[int, ModulePhase, float | None]]:
-    """Yield which of `holders` take longer than the others again and again, in which of `places`, by what ratio."""
-    took, counted = _times_in(times, holders, places)
-    more = [counted[:, holder] - _of_others(counted, holder) for holder in range(len(holders))]
-    worst = [_main_place(places, counted[:, holder].mean(axis=1), ns.mean(axis=1)) for holder, ns in enumerate(more)]
-    usual = np.concatenate([_of_others(took[[place]], holder) for holder, place in enumerate(worst)])
-    excess = took[worst, range(len(holders))] - usual
-    # Work that the others never do does not vary by chance, however long it takes from step to step.
-    noise = np.minimum(_deviation(excess), _deviation(usual))
-    cost = np.minimum(excess, waited)
-    cost[cost <= np.maximum(COUNTED_NOISES * noise[:, None], _NAMED_SHARE * times.length)] = 0
+    """Yield the (index of holder, place, ratio) of each holder that is repeatedly slower than the other holders."""
+    work_ns, recurring_ns = _work_times(times, holders, places)
+    means = [recurring_ns[:, holder].mean(axis=1) for holder in range(len(holders))]
+    excesses = [recurring_ns[:, holder] - _peer_median(recurring_ns, holder) for holder in range(len(holders))]
+    worst = [_main_place(places, mean, ns.mean(axis=1)) for mean, ns in zip(means, excesses, strict=True)]
+    peer_ns = np.concatenate([_peer_median(work_ns[[place]], holder) for holder, place in enumerate(worst)])
+    excess = work_ns[worst, range(len(holders))] - peer_ns
+    # Work that the other holders never do is not random variation, even if its duration varies from step to step.
+    noise = np.minimum(_deviation(excess), _deviation(peer_ns))
+    cost = np.minimum(excess, wait_ns)
+    cost[cost <= np.maximum(COUNTED_NOISES * noise[:, None], _MIN_COUNTED_SHARE * times.step_ns)] = 0
     if cost.any():
-        cost[cost < _LITTLE * np.median(cost[cost > 0])] = 0
+        cost[cost < _NEGLIGIBLE_SHARE * np.median(cost[cost > 0])] = 0
     late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
-    # If the others never take nearly as much more, that is not by chance.
-    by_chance = _made_again(usual - np.median(usual, axis=1, keepdims=True))
-    alone = {
+    # The excess is not by chance if the other holders never have nearly as much.
+    peer_excess = _reached_in_min_steps(peer_ns - np.median(peer_ns, axis=1, keepdims=True))
+    unmatched = {
         holder
         for holder, costs in enumerate(cost)
-        if np.count_nonzero(costs) >= _AGAIN and by_chance[holder] < _LITTLE * np.median(costs[costs > 0])
+        if (costs > 0).sum() >= _MIN_SLOW_STEPS
+        and peer_excess[holder] < _NEGLIGIBLE_SHARE * np.median(costs[costs > 0])
     }
-    total_cost, least = cost.sum(axis=1), _SAID_SHARE * times.length.sum()
-    named = [holder for holder in often_late(late, len(holders)) | alone if total_cost[holder] >= least]
-    for holder in sorted(named, key=lambda holder: -float(total_cost[holder])):
-        total = float(usual[holder].sum())
-        yield holder, places[worst[holder]], 1 + float(excess[holder].sum()) / total if total > 0 else None
+    total_cost, min_cost = cost.sum(axis=1), _MIN_REPORTED_SHARE * times.step_ns.sum()
+    slow_holders = [holder for holder in often_late(late, len(holders)) | unmatched if total_cost[holder] >= min_cost]
+    for holder in sorted(slow_holders, key=lambda holder: -float(total_cost[holder])):
+        total_ns = float(peer_ns[holder].sum())
+        yield holder, places[worst[holder]], 1 + float(excess[holder].sum()) / total_ns if total_ns > 0 else None
 
 
-def _of_others(times: Float64Array, holder: int) -> Float64Array:
-    """Return for each place the median time in each step of all holders but one."""
-    usual: Float64Array = np.median(np.delete(times, holder, axis=1), axis=1)
-    return usual
+def _peer_median(times: Float64Array, holder: int) -> Float64Array:
+    """Return the median time of the other holders for each place and step."""
+    median_ns: Float64Array = np.median(np.delete(times, holder, axis=1), axis=1)
+    return median_ns
 
 
 def _deviation(times: Float64Array) -> Float64Array:
-    """Return the deviation of each row from step to step."""
+    """Return the standard deviation of each row over the steps, estimated from the median absolute deviation."""
     deviation: Float64Array = MAD_TO_SIGMA * np.median(np.abs(times - np.median(times, axis=1, keepdims=True)), axis=1)
     return deviation
 
 
-def _main_place(places: Sequence[ModulePhase], times: Float64Array, more: Float64Array) -> int:
-    """Return the place that is named for a delay: a module, or the shortest range that has most of it."""
+def _main_place(places: Sequence[ModulePhase], times: Float64Array, excess: Float64Array) -> int:
+    """Return the index of the place named for a delay: a module, or the shortest range that contains most of it."""
     in_range = np.array([phase == IN_RANGE for _, phase in places])
-    modules, ranges = np.where(in_range, -np.inf, more), np.where(in_range, more, -np.inf)
-    if not in_range.any() or modules.max() >= max(_MOST / 2 * ranges.max(), 0):
+    modules, ranges = np.where(in_range, -np.inf, excess), np.where(in_range, excess, -np.inf)
+    if not in_range.any() or modules.max() >= max(_CAUSE_SHARE / 2 * ranges.max(), 0):
         return int(modules.argmax())
-    return int(np.where(ranges >= _MOST * ranges.max(), times, np.inf).argmin())
+    return int(np.where(ranges >= _CAUSE_SHARE * ranges.max(), times, np.inf).argmin())

@@ -1,4 +1,4 @@
-"""`SlowRun`, the result of `ranks slow`: who was late in each step and over the run, in words, tables and a picture."""
+"""`SlowRun`, the result of `ranks slow`: the late ranks of each step and of the run, in words, tables and a picture."""
 
 import base64
 import html
@@ -41,30 +41,27 @@ from .late_steps import NO_RANK, OUTSIDE, ModulePhase, StepFinding, often_late, 
 from .role_waits import RoleWait
 
 _NAMED_RANKS = 3
-"""The most ranks with a sentence each."""
+"""Maximum number of ranks with a sentence each."""
 _COSTLY_NS = 20_000_000
-"""The least cost of each delay of a rank that is named for being late now and then.
-
-The system may stop any thread for a shorter time.
-"""
+"""Minimum mean cost of a delay for a rank to be named as late now and then: the OS may stop any thread for less."""
 _COSTLY_SHARE = 0.01
-"""The least cost of all these delays together, as a share of the run's time."""
-_MAX_ROWS, _MAX_COLUMNS = 1500, 2000
-"""The most cells of the picture; neighbouring ranks and steps share one beyond."""
+"""Minimum cost of all these delays together, as a share of the run's time."""
+_MAX_CELLS = (1500, 2000)
+"""Maximum (rows, columns) of the picture; if there are more ranks or steps, neighbours share a cell."""
 _TABLE_ROWS = 100
-"""The rows of a table of the page."""
-_LEAST_NS = 1e3
-"""The lateness of the first colour of the picture."""
-_IN_ONE_PLACE = 0.25
-"""The least share of its cost in the worst places of a slow rank's steps, if it is slow there.
+"""Maximum number of rows of a table of the page."""
+_MIN_COLOUR_NS = 1e3
+"""Lateness at the low end of the colour scale."""
+_MIN_PLACE_SHARE = 0.25
+"""Minimum share of a slow rank's cost in its steps' worst places for the rank to be slow there.
 
-A rank that has more to do everywhere has a few hundredths in each place, and as much by chance.
+A rank that has more to do everywhere has a few hundredths in each place, about as much as by chance.
 """
 _COLUMN_NOTES = (
-    "cost: what the late rank took more than the median of the others, without its waits.",
-    "saved: by how much shorter the run would be without that.",
-    "late by: the most that the late rank came after the median of the others to a collective.",
-    "±: how far that may be off.",
+    "cost: own time of the late rank above the median of the others, without its waits.",
+    "saved: time by which the run would be shorter without this cost.",
+    "late by: maximum delay of the late rank at a collective, after the median of the others.",
+    "±: maximum error of this delay.",
 )
 _UNKNOWN = (224, 224, 224)
 _STYLE = """
@@ -80,61 +77,58 @@ _COLOURS = np.array([(255, 255, 255), (253, 212, 158), (239, 101, 72), (127, 0, 
 
 
 class PartOfRun(NamedTuple):
-    """The findings of some steps."""
+    """The findings of a part of a run."""
 
-    steps: list[StepFinding]  # each of them
-    ranks: Int64Array  # the ranks that were there, ascending
-    # float32[ranks, steps], the most that each rank came after the median of the others, ns; NaN if it has no
-    # collective.
-    lateness: Float32Array
-    # Of each rank that was late in one of them, by how much shorter they would have been without its excess.
-    saved: Mapping[int, int]
-    saved_ns: int  # the same without that of all these
-    waits: bool  # whether a thread is known to have waited for other ranks; never if a device runs all collectives
+    steps: list[StepFinding]  # one finding per step
+    ranks: Int64Array  # the ranks in this part, ascending
+    lateness: Float32Array  # float32[ranks, steps], maximum ns after the other ranks' median; NaN without collectives
+    saved: Mapping[int, int]  # late rank -> ns by which these steps would be shorter without its excess
+    saved_ns: int  # ns by which these steps would be shorter without the excess of all late ranks
+    waits: bool  # True if a thread waited for other ranks; always False if a device runs all collectives
 
 
 class LateModule(NamedTuple):
-    """Where a rank was late."""
+    """A module, or another place, in which a rank was late."""
 
-    fqn: str  # of the module, see `ModuleExcess`
-    phase: str  # in which it was late, see there
-    steps: int  # in how many steps
-    cost_ns: int  # what that cost, all together
+    fqn: str  # name of the module or range, see `ModuleExcess`
+    phase: str  # its phase, see `ModuleExcess`
+    steps: int  # number of steps in which the rank was late there
+    cost_ns: int  # total cost in these steps
 
 
 class LateRank(NamedTuple):
-    """A rank, over the whole run."""
+    """A late rank, over the whole run."""
 
-    rank: int  # its number
-    steps: int  # in how many steps it was the late one
-    cost_ns: int  # what that cost, all together
-    saved_ns: int  # by how much shorter the run would be had it been like the median
-    is_slow: bool  # whether that is more often than chance has it; else it was late now and then
-    modules: tuple[LateModule, ...]  # where it was late; the worst first
+    rank: int  # number of the rank
+    steps: int  # number of steps in which it was the late rank
+    cost_ns: int  # total cost in these steps
+    saved_ns: int  # ns by which the run would be shorter without its excess
+    is_slow: bool  # True if it was late more often than by chance, False if now and then
+    modules: tuple[LateModule, ...]  # the places in which it was late, the worst first
 
     @property
     def place(self) -> str:
-        """Where it was late most, as a sentence says it; empty if that is not known."""
+        """The name of the worst place, as used in sentences; empty if unknown."""
         return place_text(*self.modules[0][:2]) if self.modules else ""
 
 
 @dataclass(frozen=True)
 class SlowRun:
-    """Which ranks were late in a run, in which steps, and what that cost; made by `find_slow_ranks`.
+    """The late ranks of a run, their steps and their cost; made by `find_slow_ranks`.
 
     Attributes:
-        steps: what was found in each step, in order.
-        ranks: how many ranks there are.
-        late: the ranks that were late, by what they cost.
-        duration_ns: of all steps together, as far as known.
-        parts: what the picture shows.
-        peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
-        lines: by rank, between which lines of the program it is longest in no module and no range, if that is known.
-        damage: by rank, what is damaged of its ring, in words; without those that are whole.
-        unseen: which waits for other ranks are not seen, and what to do, in words; empty if all are.
-        waits: which role waits for which, the longest wait first.
-        roles: if roles have ranks of their own, what was found in each; then all above is empty.
-        role_of: by rank, what it does in its job; without those that do not say it.
+        steps: the finding of each step, in order.
+        ranks: number of ranks.
+        late: the late ranks, the most costly first.
+        duration_ns: total duration of all steps whose duration is known.
+        parts: the findings of each part of the run; the picture shows their lateness.
+        peak_bytes: rank -> maximum bytes of its tensors; only ranks that recorded memory.
+        lines: rank -> program lines around its longest time outside modules and ranges; only if known.
+        damage: rank -> description of the damage of its ring; only damaged rings.
+        unseen: description of the waits that are not recorded, with a remedy; empty if all waits are recorded.
+        waits: the waits of roles for other roles, the longest first.
+        roles: role -> its result, if roles have ranks of their own; then `steps`, `late` and `parts` are empty.
+        role_of: rank -> its role; only ranks with a role.
     """
 
     steps: Sequence[StepFinding]
@@ -152,12 +146,12 @@ class SlowRun:
 
     @property
     def saved_ns(self) -> int:
-        """By how much shorter the run would be if no rank had been late."""
+        """Time by which the run would be shorter if no rank had been late, ns."""
         return sum(part.saved_ns for part in self.parts)
 
     @property
     def sentences(self) -> list[str]:
-        """The answer in some lines."""
+        """The findings of the run, one sentence per line."""
         return self._sentences(bool(self.waits))
 
     def name(self, rank: int) -> str:
@@ -165,56 +159,55 @@ class SlowRun:
         return process_label(self.role_of.get(rank, ""), rank)
 
     def _sentences(self, roles_wait: bool) -> list[str]:
-        """Return the answer; `roles_wait`: lines before it say that roles wait for each other."""
+        """Return the sentences; `roles_wait`: earlier lines report waits between roles."""
         waits = [wait.sentence for wait in self.waits]
         if self.roles:
             by_role = {role: run._sentences(roles_wait) for role, run in self.roles.items() if run.steps}
-            lines = [f"{role}: {line}" for role, of_role in by_role.items() for line in of_role]
+            lines = [f"{role}: {line}" for role, role_lines in by_role.items() for line in role_lines]
             return [f"{self.ranks:,} processes of {len(self.roles)} roles", *waits, *lines]
         lines = waits
         if self.steps:
             bound = max(step.bound_ns for step in self.steps)
             clocks = (
-                f"times of two ranks are off by at most {bound / 1e3:,.1f} µs"
+                f"clock error between two ranks: at most {bound / 1e3:,.1f} µs"
                 if bound
                 else "ranks that wait for each other read one clock"
             )
             count = f"{counted(self.ranks, 'rank')}, {counted(len(self.steps), 'step')}; {clocks}"
             lines = [count, *waits, *self._late_sentences(roles_wait)]
-        peak = peak_sentence({self.name(rank): held for rank, held in self.peak_bytes.items()})
+        peak = peak_sentence({self.name(rank): peak_bytes for rank, peak_bytes in self.peak_bytes.items()})
         damage = damage_sentences({self.name(rank): text for rank, text in self.damage.items()})
         return [*lines, *([peak] if peak else []), *damage]
 
     def _late_sentences(self, roles_wait: bool) -> list[str]:
-        """Return who is slow, and who was late now and then."""
+        """Return the sentences on slow ranks, and on ranks that were late now and then."""
         slow = [rank for rank in self.late if rank.is_slow]
-        # A rank that is late now and then is named if that matters: else it is as if by chance.
+        # A rank that was late now and then is named only if its delays are costly.
         costly = [rank for rank in self.late if not rank.is_slow and self._is_costly(rank)][:_NAMED_RANKS]
         lines = [self._rank_sentence(rank) for rank in slow[:_NAMED_RANKS]]
         if len(slow) > _NAMED_RANKS:
-            others = processes_phrase((self.role_of.get(late.rank, ""), late.rank) for late in slow[_NAMED_RANKS:])
-            lines.append(f"so were {others}")
+            unnamed = processes_phrase((self.role_of.get(late.rank, ""), late.rank) for late in slow[_NAMED_RANKS:])
+            lines.append(f"so were {unnamed}")
         if slow and self.unseen:
-            lines.append(f"whether others are slower too cannot be told: {self.unseen}")
+            lines.append(f"cannot tell whether other ranks are slower too: {self.unseen}")
         elif self.unseen:
             lines.append(f"cannot tell whether a rank is slower: {self.unseen}")
         elif not slow:
-            besides = "apart from waits between roles, " if roles_wait else ""
-            lines.append(f"{besides}no rank is slower than the others again and again")
+            prefix = "apart from waits between roles, " if roles_wait else ""
+            lines.append(f"{prefix}no rank is slower than the others again and again")
         lines += [self._rank_sentence(rank) for rank in costly]
         verdicts = Counter(step.verdict for step in self.steps)
-        once = verdicts["late"] - sum(rank.steps for rank in [*slow, *costly])
-        if once:
-            lines.append(f"in {counted(once, 'step')} one rank or another was late now and then")
-        if unsure := verdicts["cannot tell"]:
-            steps = counted(unsure, "step")
-            lines.append(f"in {steps} it is not clear who was late: by less than the times of ranks are off")
+        if unnamed_steps := verdicts["late"] - sum(rank.steps for rank in [*slow, *costly]):
+            lines.append(f"in {counted(unnamed_steps, 'step')} one rank or another was late now and then")
+        if unclear_steps := verdicts["cannot tell"]:
+            steps = counted(unclear_steps, "step")
+            lines.append(f"in {steps} the late rank is not clear: the delay is smaller than the clock error")
         return lines
 
     def _is_costly(self, late: LateRank) -> bool:
-        """Whether what a rank did cost much in few steps: no system stops a thread for so long."""
-        least_ns = _COSTLY_SHARE * self.duration_ns
-        return any(place.cost_ns >= max(place.steps * _COSTLY_NS, least_ns) for place in late.modules)
+        """Return whether a place of a rank has long delays on average, and a large cost in total."""
+        min_ns = _COSTLY_SHARE * self.duration_ns
+        return any(place.cost_ns >= max(place.steps * _COSTLY_NS, min_ns) for place in late.modules)
 
     def _rank_sentence(self, late: LateRank) -> str:
         mean_ms = _ms(late.cost_ns / max(late.steps, 1))
@@ -222,9 +215,9 @@ class SlowRun:
         if late.modules and late.modules[0].fqn == OUTSIDE and late.rank in self.lines:
             where += f", longest {self.lines[late.rank]}"
         share_of_worst = sum(place.cost_ns for place in late.modules) / max(late.cost_ns, 1)
-        if late.is_slow and where and share_of_worst < _IN_ONE_PLACE:
+        if late.is_slow and where and share_of_worst < _MIN_PLACE_SHARE:
             where = f", in all places alike ({share_of_worst:.0%} in the worst one): more to do, or a slower machine"
-        # How long the first step took is not known, nor what follows the last one.
+        # The duration of the first step is unknown, and so is the time after the last one.
         late_steps = (step for step in self.steps if step.verdict == "late" and step.rank == late.rank)
         saved_ns = sum(step.saved_ns for step in late_steps if step.duration_ns)
         percent = f"{100 * saved_ns / self.duration_ns if self.duration_ns else 0:.1f}"
@@ -236,10 +229,7 @@ class SlowRun:
 
     @property
     def lateness(self) -> tuple[Float32Array, list[int], list[int]]:
-        """The most by which each rank came after the median of the others, in each step.
-
-        float32[ranks, steps], ns, NaN if it is not known; the ranks; the steps.
-        """
+        """The maximum ns of each rank after the others' median: float32[ranks, steps], NaN if unknown; ranks; steps."""
         ranks = np.unique(np.concatenate([part.ranks for part in self.parts])) if self.parts else np.empty(0, np.int64)
         steps = [step.step for part in self.parts for step in part.steps]
         matrix = np.full((len(ranks), len(steps)), np.nan, np.float32)
@@ -252,7 +242,7 @@ class SlowRun:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables "ranks", "modules", "steps" and, of several roles, "waits", what costs most first."""
+        """The tables "ranks", "modules", "steps" and, if roles wait, "waits"; the most costly rows come first."""
         in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
         waits = {"waits": Table(_WAIT_COLUMNS, self.waits, fields_of(RoleWait))} if self.waits else {}
         return waits | {
@@ -262,11 +252,11 @@ class SlowRun:
         }
 
     def to_text(self, limit: int | None = None) -> str:
-        """Return the sentences, and the tables of ranks, modules and steps with `limit` rows each; times in ms."""
+        """Return the sentences, and the tables with at most `limit` rows each; times are in ms."""
         return self._rendered("text", limit)
 
     def to_markdown(self, limit: int | None = None) -> str:
-        """Return the same with the tables as GitHub has them."""
+        """Return the sentences and tables as GitHub Markdown."""
         return self._rendered("md", limit)
 
     def to_csv(self) -> str:
@@ -279,19 +269,19 @@ class SlowRun:
         """Write a page without script or network: ranks × steps, coloured by lateness, and the tables.
 
         Args:
-            path: a `.html` file, replaced as a whole.
-            title: what the page is called.
+            path: a `.html` file, replaced atomically.
+            title: title of the page.
 
         Raises:
-            WriteError: another suffix, or the file cannot be written; an existing file there is intact.
+            WriteError: the path has another suffix, or cannot be written; an existing file stays as it was.
         """
         if not os.fspath(path).lower().endswith(".html"):
-            raise WriteError(f"{os.fspath(path)}: the page is .html; give it such a name")
+            raise WriteError(f"{os.fspath(path)}: the report is an HTML page; give it a name that ends in .html")
         with atomic_writer(path) as file:
             file.write(_page(self, title).encode())
 
     def _rank_column(self, rank_of: Callable[[Any], int | None]) -> Column:
-        """Return the column of ranks: their numbers, or what sentences call them if that says more."""
+        """Return the column of ranks: their numbers, or their names if they have roles."""
         if not self.role_of:
             return Column("rank", rank_of)
         return Column("rank", lambda row: None if (rank := rank_of(row)) is None else self.name(rank), NAME)
@@ -300,7 +290,7 @@ class SlowRun:
         return [*_STEP_COLUMNS[:2], self._rank_column(_unless_even("rank")), *_STEP_COLUMNS[2:]]
 
     def _processes(self, ranks: Iterable[int]) -> str:
-        """Return several ranks in a cell (`0-2,5`, `trainer 0-2, rollout 5`)."""
+        """Return the text of a cell with several ranks (`0-2,5`, `trainer 0-2, rollout 5`)."""
         return (
             processes_phrase((self.role_of.get(rank, ""), rank) for rank in ranks) if self.role_of else rank_list(ranks)
         )
@@ -310,7 +300,7 @@ class SlowRun:
         return join_texts(self.sentences, [*tables, "\n".join(_COLUMN_NOTES)])
 
     def _late_modules(self) -> list[tuple[LateModule, str]]:
-        """Return the modules in which ranks were late, by what that cost, and which ranks."""
+        """Return the modules in which ranks were late, the most costly first, each with the text of these ranks."""
         steps, cost_ns, ranks = Counter[ModulePhase](), Counter[ModulePhase](), dict[ModulePhase, list[int]]()
         for late in self.late:
             for module in late.modules:
@@ -323,7 +313,7 @@ class SlowRun:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all as JSON values; times are ns."""
+        """Return the result as JSON values; times are ns."""
         return {
             "sentences": self.sentences,
             "ranks": self.ranks,
@@ -352,7 +342,7 @@ def _ms(ns: float) -> str:
 
 
 def _step_place(step: StepFinding) -> ModulePhase:
-    """Return the module and the phase in which a rank took longest in a step."""
+    """Return the module and the phase of a step's largest excess."""
     fqn, phase = step.modules[0][:2] if step.modules else ("", "")
     return fqn or (place_text(OUTSIDE, "") if step.modules else ""), phase
 
@@ -396,7 +386,7 @@ _STEP_COLUMNS = (
 
 
 def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
-    """Return the findings of all parts of a run together."""
+    """Return the findings of all parts of a run as one result."""
     in_order = sorted((part for part in parts if part.steps), key=lambda part: part.steps[0].step)
     steps = [step for part in in_order for step in part.steps]
     ranks = len(np.unique(np.concatenate([part.ranks for part in in_order]))) if in_order else 0
@@ -404,26 +394,28 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
     for step in steps:
         if step.verdict == "late":
             steps_of.setdefault(step.rank, []).append(step)
-    # Ranks that no others wait for in collectives, as those of another role, are not among those that may be late.
-    compared = int(np.median(np.concatenate([np.isfinite(part.lateness).sum(axis=0) for part in in_order] or [[0]])))
-    of_steps = [step.rank if step.verdict == "late" else NO_RANK for step in steps]
-    slow = often_late(of_steps, compared if compared > 1 else ranks)
+    # Only ranks that call collectives can be late; ranks of another role may call none.
+    compared_ranks = int(
+        np.median(np.concatenate([np.isfinite(part.lateness).sum(axis=0) for part in in_order] or [[0]]))
+    )
+    late_rank_of_step = [step.rank if step.verdict == "late" else NO_RANK for step in steps]
+    slow_ranks = often_late(late_rank_of_step, compared_ranks if compared_ranks > 1 else ranks)
     late = []
     for rank, late_steps in steps_of.items():
-        times, cost_ns = Counter[ModulePhase](), Counter[ModulePhase]()
+        place_steps, cost_ns = Counter[ModulePhase](), Counter[ModulePhase]()
         for step in late_steps:
             for worst in step.modules[:1]:
-                times[worst[:2]] += 1
+                place_steps[worst[:2]] += 1
                 cost_ns[worst[:2]] += min(worst.excess_ns, step.cost_ns)
-        places = tuple(LateModule(*place, times[place], ns) for place, ns in cost_ns.most_common())
+        places = tuple(LateModule(*place, place_steps[place], ns) for place, ns in cost_ns.most_common())
         total, saved = sum(step.cost_ns for step in late_steps), sum(part.saved.get(rank, 0) for part in in_order)
-        late.append(LateRank(rank, len(late_steps), total, saved, rank in slow, places))
+        late.append(LateRank(rank, len(late_steps), total, saved, rank in slow_ranks, places))
     late.sort(key=lambda rank: (-rank.cost_ns, rank.rank))
     return SlowRun(steps, ranks, late, sum(step.duration_ns for step in steps), in_order)
 
 
 def png(pixels: UInt8Array) -> bytes:
-    """Return a PNG of uint8[height, width, 3]."""
+    """Return uint8[height, width, 3] as the bytes of a PNG file."""
     height, width, _ = pixels.shape
     rows = np.zeros((height, 1 + 3 * width), np.uint8)
     rows[:, 1:] = pixels.reshape(height, -1)
@@ -455,26 +447,27 @@ def _picture(run: SlowRun) -> list[str]:
     matrix, ranks, steps = run.lateness
     if not matrix.size:
         return ["<p>There is no collective that several ranks called.</p>"]
-    shown: Any = matrix
-    for axis, limit in ((0, _MAX_ROWS), (1, _MAX_COLUMNS)):
-        size = shown.shape[axis]
-        if size > limit:  # the worst of neighbouring cells
-            shown = np.fmax.reduceat(shown, np.unique(np.arange(limit) * size // limit), axis=axis)
-    most = max(float(np.nanmax(shown, initial=0.0)), 2 * _LEAST_NS)
-    data = base64.b64encode(png(_coloured(shown, most))).decode()
+    cells: Any = matrix
+    for axis, limit in enumerate(_MAX_CELLS):
+        size = cells.shape[axis]
+        if size > limit:  # neighbours share a cell, which has the maximum
+            cells = np.fmax.reduceat(cells, np.unique(np.arange(limit) * size // limit), axis=axis)
+    max_ns = max(float(np.nanmax(cells, initial=0.0)), 2 * _MIN_COLOUR_NS)
+    data = base64.b64encode(png(_coloured(cells, max_ns))).decode()
     caption = (
         f"Each row is a rank ({run.name(ranks[0])} at the top, {run.name(ranks[-1])} at the bottom), each column a "
-        f"step ({steps[0]} to {steps[-1]}). Colour: how long a rank came after the median of the others, from "
-        f'{_LEAST_NS / 1e3:g} µs <span class="scale"></span> to {most / 1e6:,.3f} ms, logarithmic; grey: not known.'
+        f"step ({steps[0]} to {steps[-1]}). Colour (logarithmic): delay of a rank after the median of the others, from "
+        f'{_MIN_COLOUR_NS / 1e3:g} µs <span class="scale"></span> to {max_ns / 1e6:,.3f} ms; grey: unknown.'
     )
     alt = "ranks by steps, coloured by lateness"
     image = f'<img alt="{alt}" src="data:image/png;base64,{data}">'
     return [f"<figure>{image}<figcaption>{caption}</figcaption></figure>"]
 
 
-def _coloured(matrix: Any, most: float) -> UInt8Array:
+def _coloured(matrix: Any, max_ns: float) -> UInt8Array:
     is_known = np.isfinite(matrix)
-    level = np.log(np.clip(np.where(is_known, matrix, 0), _LEAST_NS, most) / _LEAST_NS) / np.log(most / _LEAST_NS)
+    ratio = np.clip(np.where(is_known, matrix, 0), _MIN_COLOUR_NS, max_ns) / _MIN_COLOUR_NS
+    level = np.log(ratio) / np.log(max_ns / _MIN_COLOUR_NS)
     stops = np.linspace(0, 1, len(_COLOURS))
     pixels = np.stack([np.interp(level, stops, colour) for colour in _COLOURS.T], axis=-1)
     pixels[~is_known] = _UNKNOWN
