@@ -281,7 +281,7 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
 
 
 def measure_collections(timeline: Timeline) -> Int64Array:
-    """Return how many garbage collections the first process had, and what they freed: see `Measured.collections`."""
+    """Return the number of collections of the first process, and of freed objects: see `RuleInput.collections`."""
     slices, generations = timeline.slices, 1 + GENERATION_MASK
     generation, column = slices.arg(Arg.GENERATION), slices.arg(Arg.TRIGGER)
     is_own = first_process_tracks(timeline)[slices.track[generation.rows]]

@@ -17,7 +17,7 @@ from ..step_pieces import step_pieces
 from . import units
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
-from .findings import Measured, Runs, find_findings, lines_of_parts, looked_at
+from .findings import RuleInput, Runs, find_findings, lines_of_parts, looked_at
 from .flop_summary import FlopSummary, GroupFlops, describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, Groups, ModuleTimes, group_modules, outer_modules
@@ -112,7 +112,7 @@ class _PieceTotals(NamedTuple):
     flops: GroupFlops | None  # what they cost; None if it was not counted
     ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
     runs: Int64Array  # int64[2, 9, groups], see `findings.Runs`: in whole steps, and elsewhere
-    collections: Int64Array  # see `Measured.collections`
+    collections: Int64Array  # see `RuleInput.collections`
 
 
 def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlops | None:
@@ -227,7 +227,7 @@ def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
 
 def _sum_up(
     timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_PieceTotals], device: DeviceSummary | None
-) -> Measured:
+) -> RuleInput:
     """Return the summary of the pieces of a timeline, of which it is the last, and what its findings are of."""
     steps = Steps(*(piece.steps.table for piece in pieces))
     divided = join_divided([piece.divided for piece in pieces])
@@ -267,10 +267,10 @@ def _sum_up(
     )
     runs = _sum_groups((piece.runs for piece in pieces), len(groups))
     of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
-    return Measured(
+    return RuleInput(
         summary,
         divided,
-        low_ns=percentiles.p10[order],
+        p10_ns=percentiles.p10[order],
         runs=Runs(*of_steps[:, order]),
         collections=np.sum([piece.collections for piece in pieces], axis=0),
         metadata=timeline.metadata,

@@ -1,6 +1,6 @@
 """Findings: what stands out in a summary, ranked by how much of a step it explains; a file for each kind of rule.
 
-Rules measure nothing: all figures are the summary's own, and what `Measured` joins to it.
+Rules measure nothing: all figures are the summary's own, and what `RuleInput` joins to it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ...._tables import counted
 from ..parts import OTHER
 from .costs import find_costs
 from .costs import low_mfu as low_mfu
-from .finding import LEAST_STEPS, NOT_LOOKED_AT
 from .finding import MAX_FINDINGS as MAX_FINDINGS
+from .finding import MIN_STEPS, NOT_LOOKED_AT
 from .finding import TRACE as TRACE
 from .finding import Finding as Finding
-from .finding import Measured as Measured
+from .finding import RuleInput as RuleInput
 from .finding import Runs as Runs
 from .finding import closing_line as closing_line
 from .finding import findings_lines as findings_lines
@@ -42,11 +42,11 @@ _LARGE_PART = 0.05
 _NOT_COUNTED = f"{NOT_LOOKED_AT}which operators run: the Python engine counts none beside profilers, torch.compile, RPC"
 
 
-def find_findings(measured: Measured) -> list[Finding]:
+def find_findings(measured: RuleInput) -> list[Finding]:
     """Return what stands out: what costs the most time in a step first, then what costs none."""
     if not measured.steps:
         return []
-    notes = NotedSteps(measured.step_notes, measured.looks)
+    notes = NotedSteps(measured.step_notes, measured.samples_per_step)
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
     slow_steps = list(find_slow_steps(measured, notes, {each.part for each in occasions}))
     named = {found.where for found in (*outliers, *slow_steps)}
@@ -75,7 +75,7 @@ def find_findings(measured: Measured) -> list[Finding]:
     return sorted(found, key=lambda each: -each.ns_per_step)[:MAX_FINDINGS]
 
 
-def lines_of_parts(measured: Measured) -> dict[str, str]:
+def lines_of_parts(measured: RuleInput) -> dict[str, str]:
     """Say of what is in no module and no range between which lines of the program most of it is, by part.
 
     Parts that take little are left out, and those of which most is elsewhere. Of calls that are steps, it says too
@@ -88,20 +88,20 @@ def lines_of_parts(measured: Measured) -> dict[str, str]:
         said["forward"] = calls
     step_ns = float(np.median(measured.duration_ns + measured.gap_ns.sum(axis=1)))
     for part in ("loss", OTHER):
-        per_step = float(np.median(measured.of_part(part, gaps=True)))
+        per_step = float(np.median(measured.part_ns(part, gaps=True)))
         if 0 < _LARGE_PART * step_ns <= per_step and (text := notes.lines_text(part, per_step)):
             runs = notes.outside_text(per_step, tensors_of(measured.optimizers)) if part == OTHER else ""
             said[part] = f"{part}: {text}{runs}"
     return said
 
 
-def looked_at(measured: Measured) -> str:
+def looked_at(measured: RuleInput) -> str:
     """Say what there was to look at; nothing if there was nothing."""
     summary = measured.summary
     if not summary.rows:
         return ""
-    is_few = measured.steps < LEAST_STEPS
-    few = f" (too few to tell what is usual: record {LEAST_STEPS + 1} or more)" if is_few else ""
+    is_few = measured.steps < MIN_STEPS
+    few = f" (too few to tell what is usual: record {MIN_STEPS + 1} or more)" if is_few else ""
     known = [
         f"{counted(measured.steps, 'step')} in {'its' if measured.steps == 1 else 'their'} parts{few}",
         f"{counted(len(summary.rows), 'module')} beside their siblings",

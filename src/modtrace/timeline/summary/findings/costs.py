@@ -8,7 +8,7 @@ import numpy as np
 
 from ...memory import OUTSIDE, OUTSIDE_CALLS, format_bytes
 from ..flop_summary import FlopSummary
-from .finding import TRACE, Finding, Measured
+from .finding import TRACE, Finding, RuleInput
 from .siblings import place_of
 
 _HOLDS, _LEAST_HELD = 0.3, 8 << 20
@@ -23,7 +23,7 @@ _DRY_SHARE = 0.2
 """Share of the time in which streams are in no module: less is not worth a finding."""
 
 
-def find_costs(measured: Measured) -> Iterator[Finding]:
+def find_costs(measured: RuleInput) -> Iterator[Finding]:
     """Yield findings about memory, devices and FLOPs."""
     yield from _growth(measured)
     yield from _holders(measured)
@@ -31,8 +31,8 @@ def find_costs(measured: Measured) -> Iterator[Finding]:
     yield from low_mfu(measured.summary.flops)
 
 
-def _growth(measured: Measured) -> Iterator[Finding]:
-    grows, holders = measured.memory.get("grows", 0), measured.growing
+def _growth(measured: RuleInput) -> Iterator[Finding]:
+    grows, holders = measured.memory.get("grows", 0), measured.growth_by_holder
     if grows <= 0:
         return
     names = {row.fqn for row in measured.rows}
@@ -51,12 +51,16 @@ def _growth(measured: Measured) -> Iterator[Finding]:
     yield measured.finding("memory grows from step to step", where, evidence=evidence, show=show)
 
 
-def _holders(measured: Measured) -> Iterator[Finding]:
+def _holders(measured: RuleInput) -> Iterator[Finding]:
     memory = measured.summary.memory
     if memory is None:
         return
     held = [each for each in memory.holders if each.fqn not in ("other", OUTSIDE, *OUTSIDE_CALLS)]
-    if not held or held[0].fqn in measured.growing or held[0].bytes < max(_HOLDS * memory.peak_bytes, _LEAST_HELD):
+    if (
+        not held
+        or held[0].fqn in measured.growth_by_holder
+        or held[0].bytes < max(_HOLDS * memory.peak_bytes, _LEAST_HELD)
+    ):
         return
     place = place_of(measured, held[0].fqn)
     others = [each for each in held[1:] if place_of(measured, each.fqn) != place]
@@ -69,7 +73,7 @@ def _holders(measured: Measured) -> Iterator[Finding]:
     yield measured.finding(what, held[0].fqn, evidence=evidence, show="--memory")
 
 
-def _dry_streams(measured: Measured) -> Iterator[Finding]:
+def _dry_streams(measured: RuleInput) -> Iterator[Finding]:
     device = measured.summary.device
     if device is None or not device.length_ns:
         return

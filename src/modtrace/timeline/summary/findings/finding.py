@@ -1,4 +1,4 @@
-"""`Measured`, which rules read, `Finding`, which they make, and the lines and tables that show findings."""
+"""`RuleInput`, which rules read, `Finding`, which they return, and the lines and tables that show findings."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ if TYPE_CHECKING:
     from ..module_summary import Summary
 
 TRACE = "TRACE"
-"""What commands call the file that the summary is of."""
+"""Placeholder for the path of the summarized file in commands."""
 MAX_FINDINGS = 7
 NOT_LOOKED_AT = "; not at: "
-"""What of `looked_at` follows this could not be looked at."""
-LEAST_SHARE = 0.02
-"""Share of the median step, on average: less is not worth a change, and noise of small modules is below."""
-LEAST_NS = 1_000_000
-"""Time in a step: shorter ones are those of tiny models, in which Python itself is most. A step of several calls of a
-model, as of a `generate`, has that of each. Times Python's `pace`, as all of what Python takes."""
-_SLOW_NS, _BEST_PACE = 33_000, 0.1
-"""What Python takes for `LOOPS` on the machine that such times were measured on, and which part of them counts at
-least."""
-LEAST_STEPS = 5
-"""In fewer steps torch sets up what it needs once, and the system stops one or another: no median of them is usual."""
-_MOST_LOOKED = 64
-"""Of how many steps a median is that needs each by itself."""
-_IN_FEW = 0.5
-"""From which part of its time on a module has it in few steps."""
-_NEARLY = 0.101
-"""How far from whole times: a first step begins late, and has no evaluation before it."""
+"""Separator in the text of `looked_at`: the text after it lists what could not be checked."""
+MIN_SHARE = 0.02
+"""Minimum mean share of the median step for a finding; the noise of small modules is below it."""
+_MIN_NS = 1_000_000
+"""Minimum cost of a finding in ns a step, or per model call if a step has several (`generate`), times
+`python_slowness`. Steps of models with shorter times are mostly Python itself."""
+_SLOW_LOOPS_NS = 33_000
+"""Duration of `LOOPS` in ns on the slow machine on which the thresholds in ns were measured."""
+_MIN_SLOWNESS = 0.1
+MIN_STEPS = 5
+"""Minimum number of steps for medians: one-time work of torch or a stop by the system dominates fewer steps."""
+_MAX_MEDIAN_STEPS = 64
+"""Maximum number of steps of a median that needs the module times of each step."""
+_STOPPED_SHARE = 0.5
+"""Minimum share of a module's time that stops must take to be left out of its own time, see `stops_ns`."""
+_WHOLE_TOLERANCE = 0.101
+"""Maximum distance at which a mean count is shown as a whole number: the first step may lack calls or an evaluation."""
 
 
-def pace(step_notes: Mapping[str, Any]) -> float:
-    """Return how many times as long Python took for a loop as on a slow machine, at most 1: 1 if that is not known."""
-    loops_ns: int = step_notes.get("loops_ns", _SLOW_NS)
-    return min(1.0, max(_BEST_PACE, loops_ns / _SLOW_NS))
+def python_slowness(step_notes: Mapping[str, Any]) -> float:
+    """Return the duration of a Python loop relative to a slow machine, from `_MIN_SLOWNESS` to 1; 1 if not measured."""
+    loops_ns: int = step_notes.get("loops_ns", _SLOW_LOOPS_NS)
+    return min(1.0, max(_MIN_SLOWNESS, loops_ns / _SLOW_LOOPS_NS))
 
 
 class Finding(NamedTuple):
     """Something that stands out in a recording.
 
     Attributes:
-        what: what it is, in a few words: `slower than its siblings`.
-        where: the fully qualified name of a module, or the name of a range; None if it is neither.
-        part: the part of a step that it is in, see `PartTimes`; None if it is no part of a step's time.
-        ns_per_step: what it costs on average in a step, in nanoseconds; 0 if it is not a cost in time.
-        share: of the time of all whole steps, from 0 to 1.
-        evidence: the figures, in a sentence.
-        next: a command that shows more; `TRACE` is the file.
+        what: description in a few words: `is slower than its siblings`.
+        where: fully qualified name of a module, or name of a range; None if the finding concerns neither.
+        part: part of a step that contains the time, see `PartTimes`; None if the time is in no single part.
+        ns_per_step: mean cost in a step in ns; 0 if it does not cost time.
+        share: share of the time of all whole steps, from 0 to 1.
+        evidence: sentence with the figures.
+        next: command that shows more; `TRACE` is the file.
     """
 
     what: str
@@ -75,27 +75,27 @@ class Finding(NamedTuple):
 
 
 def ms_range(values: Iterable[float]) -> str:
-    """Return `0.3-0.5 ms` for some nanoseconds, or `0.3 ms` if they are alike."""
+    """Return the range of times given in ns, such as `0.3-0.5 ms`, or `0.3 ms` if all read the same."""
     in_order = sorted(values)
     low, high = short_ms(in_order[0]), short_ms(in_order[-1])
     return high if low == high else f"{low.removesuffix(' ms')}-{high}"
 
 
-def only_option(place: str) -> str:
-    """Return the option that shows what has this name, in which `*` is for any text."""
-    pattern = re.sub(r"[?\[]", r"[\g<0>]", place)
+def only_option(name: str) -> str:
+    """Return the `--only` option for a module name, in which `*` matches any text."""
+    pattern = re.sub(r"[?\[]", r"[\g<0>]", name)
     return f"--only {shlex.quote(pattern)}"
 
 
 def times_text(number: float) -> str:
-    """Return `once`, `twice`, `3 times`, `1.2 times`: whole times if nearly all steps have them."""
+    """Return a mean count as `once`, `twice`, `3 times` or `1.2 times`."""
     text = whole_text(number)
     return {"1": "once", "2": "twice"}.get(text, f"{text} times")
 
 
 def whole_text(number: float) -> str:
-    """Return `3` for what is 3 in nearly all steps, else `1.2`."""
-    rounded = float(round(number)) if abs(number - round(number)) <= _NEARLY else round(number, 1)
+    """Return a mean count as a whole number if it is near one (`3`), otherwise with a digit more (`1.2`)."""
+    rounded = float(round(number)) if abs(number - round(number)) <= _WHOLE_TOLERANCE else round(number, 1)
     return f"{rounded:,.4g}"
 
 
@@ -110,12 +110,12 @@ _COLUMNS = (
 
 
 def findings_table(findings: Sequence[Finding], looked_at: str) -> Table:
-    """Return the table of findings, and what was looked at."""
+    """Return the table of findings, with the closing line as its note."""
     return Table(_COLUMNS, findings, fields_of(Finding), notes=[closing_line(findings, looked_at)], noun="finding")
 
 
 def findings_markdown(findings: Sequence[Finding], looked_at: str, above: Sequence[str]) -> str:
-    """Return the findings as GitHub has them, below a line about the recording; nothing if nothing was looked at."""
+    """Return the findings in Markdown, below the lines `above`; empty if nothing was checked."""
     table = findings_table(findings, looked_at)._replace(sentences=[*map(markdown_text, above)])
     if findings or not looked_at:
         return str(table.to("md")) if looked_at else ""
@@ -123,10 +123,10 @@ def findings_markdown(findings: Sequence[Finding], looked_at: str, above: Sequen
 
 
 def closing_line(findings: Sequence[Finding], looked_at: str, verb: str = "stands out") -> str:
-    """Say that nothing else stands out, or of all that was looked at nothing."""
+    """Return the line that ends the list of findings; empty if the list may have been cut."""
     if len(findings) < MAX_FINDINGS:
-        missed = "".join(looked_at.partition(NOT_LOOKED_AT)[1:])
-        return f"nothing else {verb}{missed}" if findings else f"nothing {verb}; looked at: {looked_at}"
+        not_checked = "".join(looked_at.partition(NOT_LOOKED_AT)[1:])
+        return f"nothing else {verb}{not_checked}" if findings else f"nothing {verb}; looked at: {looked_at}"
     return ""
 
 
@@ -137,74 +137,75 @@ def findings_lines(
     evidence: int | None = None,
     verb: str = "stands out",
 ) -> list[str]:
-    """Return a line for each finding, another for the first `evidence`, one at the end; nothing without a look.
+    """Return a line for each finding, an evidence line for the first `evidence`, and a last line; [] without a check.
 
-    If what is listed `changed`, costs have a sign.
+    Costs have a sign if the verb is `changed`.
     """
     if not looked_at:
         return []
     lines = []
-    for number, found in enumerate(findings[:limit], 1):
-        ns, share = found.ns_per_step, found.share
+    for number, finding in enumerate(findings[:limit], 1):
+        ns, share = finding.ns_per_step, finding.share
         cost = (
             f"{short_ms(ns)} a step, {share:.1%}" if verb != "changed" else f"{ns / 1e6:+.3f} ms a step, {share:+.1%}"
         )
-        lines.append(f"{number}. {f'{found.where} · ' if found.where else ''}{found.what}{f': {cost}' if ns else ''}")
+        where = f"{finding.where} · " if finding.where else ""
+        lines.append(f"{number}. {where}{finding.what}{f': {cost}' if ns else ''}")
         if evidence is None or number <= evidence:
-            lines.append(f"   {'; next: '.join(filter(None, (found.evidence, found.next)))}")
+            lines.append(f"   {'; next: '.join(filter(None, (finding.evidence, finding.next)))}")
     hidden = len(findings[limit:]) if limit is not None else 0
     return [*lines, f"{hidden} more" if hidden else closing_line(findings, looked_at, verb)]
 
 
 def _gaps_before(divided: DividedSteps) -> Int64Array:
-    """Return int64[steps, parts]: the gap before each step; 0 if several threads have steps, or marks end them."""
-    bounds, gaps, before = divided.bounds, divided.gaps, np.zeros_like(divided.ns)
+    """Return int64[steps, parts], gap before each step; 0 if marks end steps, or several threads have steps."""
+    bounds, gaps, gap_ns = divided.bounds, divided.gaps, np.zeros_like(divided.ns)
     if bounds.step_by != OPTIMIZER and len(gaps.end) and len(np.unique(bounds.tid)) == 1:
-        at = np.minimum(np.searchsorted(gaps.end, bounds.start), len(gaps.end) - 1)
-        has = gaps.end[at] == bounds.start
-        before[has] = divided.gap_ns[at[has]]
-    return before
+        gap_index = np.minimum(np.searchsorted(gaps.end, bounds.start), len(gaps.end) - 1)
+        has_gap = gaps.end[gap_index] == bounds.start
+        gap_ns[has_gap] = divided.gap_ns[gap_index[has_gap]]
+    return gap_ns
 
 
 class Runs(NamedTuple):
-    """How modules ran in whole steps, without evaluations and what runs in backward; int64[rows] each."""
+    """Counts and times of module calls in whole steps, without evaluations and calls in backward; int64[rows] each."""
 
     calls: Int64Array
-    backed: Int64Array  # calls with a backward
-    unused: Int64Array  # calls with `UNUSED_NODES`
-    alone_ns: Int64Array  # what the forward of calls without a backward took
-    backed_ns: Int64Array  # what that of the others took
-    own_nodes: Int64Array  # `OWN_NODES` of all calls
+    calls_with_backward: Int64Array
+    calls_with_unused_nodes: Int64Array  # calls with `UNUSED_NODES`
+    forward_ns_without_backward: Int64Array  # forward time of calls without a backward
+    forward_ns_with_backward: Int64Array  # forward time of calls with one
+    own_nodes: Int64Array  # sum of `OWN_NODES` over all calls
     unused_in_evaluations: Int64Array  # calls with `UNUSED_NODES` in evaluations
-    passes_again: Int64Array  # of outermost modules, how often a backward ran in one more pass
-    passes_again_ns: Int64Array  # what these took
-    own_ns: Int64Array  # what the forward of all calls took outside of inner modules
+    extra_passes: Int64Array  # of outermost modules, number of backwards after the first of the same call
+    extra_pass_ns: Int64Array  # time of these
+    own_forward_ns: Int64Array  # forward time of all calls, outside inner modules
 
 
-class Measured:
-    """A summary before it is sorted or shortened, and what its steps and calls are.
+class RuleInput:
+    """The input of all rules: a summary before it is sorted or shortened, with figures of its steps and calls.
 
     Attributes:
-        summary: its rows are of all modules.
-        low_ns: int64[rows], what a module takes at least in 9 of 10 steps: a busy machine stops threads so often, and
-            in the same code, that medians differ.
-        runs: how modules ran.
-        collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
-        memory: what the recording says of memory, see `MEMORY`; empty if nothing.
-        optimizers: what it says of optimizers, see `OPTIMIZERS`.
-        stepped: how many stepped, rounded down to 8, 16, 32 …; 0: fewer.
-        first_tensors: how many different first tensors these had.
-        all_steps: how many steps there were, those that were overwritten too.
-        step_notes: what was noted of few steps, see `STEP_NOTES`.
-        number: int64[steps], the number of each counted step.
-        ns: int64[steps, parts].
-        gap_ns: the same of the time before each step that is a call or a range, on its thread; else 0.
-        parts: their names.
-        other_ns: what of the part `other` follows each part, in all steps.
+        summary: summary with the rows of all modules.
+        p10_ns: int64[rows], 10th percentile over steps of a module's time. Medians differ on a busy machine, which
+            stops threads often, and in the same code.
+        runs: counts and times of module calls.
+        collections: int64[2, triggers, generations], number of garbage collections, and of objects that they freed.
+        memory: memory figures of the recording, see `MEMORY`; empty if there are none.
+        optimizers: descriptions of optimizers, see `OPTIMIZERS`.
+        optimizer_count: number of optimizers that stepped, rounded down to 8, 16, 32 …; 0 if fewer.
+        first_tensor_count: number of different first tensors of these optimizers.
+        run_steps: number of steps in the run, including overwritten ones.
+        step_notes: notes of the sampled steps, see `STEP_NOTES`.
+        number: int64[steps], number of each counted step.
+        ns: int64[steps, parts], time of each part.
+        gap_ns: int64[steps, parts], time before each step, if all are calls or ranges of one thread; otherwise 0.
+        parts: names of the parts.
+        other_ns_after: by part, the time of `other` that follows it, in all steps.
         duration_ns: int64[steps], without evaluations.
-        threads: how many have steps; 0 if steps are the whole process's.
-        at_once: how many steps run at a time on average, while any does.
-        whole_ns: of these steps together, with evaluations.
+        thread_count: number of threads with steps; 0 if steps are those of the whole process.
+        mean_concurrency: mean number of steps that run at the same time, while any does.
+        total_ns: total time of the counted steps, with evaluations.
     """
 
     def __init__(
@@ -212,34 +213,34 @@ class Measured:
         summary: Summary,
         divided: DividedSteps,
         *,
-        low_ns: Int64Array,
+        p10_ns: Int64Array,
         runs: Runs,
         collections: Int64Array,
         metadata: Mapping[str, Any],
         in_steps: Sequence[GroupTimes] = (),
         order: Sequence[int] = (),
     ) -> None:
-        self.summary, self.low_ns, self.runs, self.collections = summary, low_ns, runs, collections
-        self._in_steps, self._order = in_steps, order
+        self.summary, self.p10_ns, self.runs, self.collections = summary, p10_ns, runs, collections
+        self._times_in_steps, self._order = in_steps, order
         self.memory: Mapping[str, Any] = metadata.get(MEMORY, {})
         optimizers: Sequence[Mapping[str, Any]] = metadata.get(OPTIMIZERS, ())
-        self.optimizers = [one for one in optimizers if "stepped" not in one]
-        self.stepped = max((one["stepped"] for one in optimizers if "stepped" in one), default=0)
-        self.first_tensors = max((one.get("first_tensors", 0) for one in optimizers), default=0)
-        self.all_steps = max(metadata.get(WHOLE_RUN, {}).get("steps") or 0, len(divided.bounds.number))
+        self.optimizers = [notes for notes in optimizers if "stepped" not in notes]
+        self.optimizer_count = max((notes["stepped"] for notes in optimizers if "stepped" in notes), default=0)
+        self.first_tensor_count = max((notes.get("first_tensors", 0) for notes in optimizers), default=0)
+        self.run_steps = max(metadata.get(WHOLE_RUN, {}).get("steps") or 0, len(divided.bounds.number))
         self.step_notes: Mapping[str, Any] = metadata.get(STEP_NOTES, {})
-        counted, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
-        self.number, self.ns = divided.bounds.number[counted], divided.ns[counted]
-        bounds = divided.bounds.take(counted)
-        any_ns = int(np.subtract(*union_of(bounds.start, bounds.end)[::-1]).sum())
-        self.threads = len(np.unique(bounds.tid[bounds.tid >= 0]))
-        self.at_once = int((bounds.end - bounds.start).sum()) / max(any_ns, 1)
-        self.gap_ns = _gaps_before(divided)[counted]
-        self.other_ns = dict(zip(self.parts, divided.other_ns.tolist(), strict=True))
-        self.duration_ns = self.ns.sum(axis=1) - self.of_part("evaluation")
-        self.whole_ns = int(self.ns.sum())
+        counted_steps, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
+        self.number, self.ns = divided.bounds.number[counted_steps], divided.ns[counted_steps]
+        bounds = divided.bounds.take(counted_steps)
+        busy_ns = int(np.subtract(*union_of(bounds.start, bounds.end)[::-1]).sum())
+        self.thread_count = len(np.unique(bounds.tid[bounds.tid >= 0]))
+        self.mean_concurrency = int((bounds.end - bounds.start).sum()) / max(busy_ns, 1)
+        self.gap_ns = _gaps_before(divided)[counted_steps]
+        self.other_ns_after = dict(zip(self.parts, divided.other_ns.tolist(), strict=True))
+        self.duration_ns = self.ns.sum(axis=1) - self.part_ns("evaluation")
+        self.total_ns = int(self.ns.sum())
         self._ends_by_marks = divided.bounds.step_by == OPTIMIZER
-        self.trains = self._ends_by_marks and bool(runs.backed.any())
+        self.trains = self._ends_by_marks and bool(runs.calls_with_backward.any())
 
     @property
     def rows(self) -> Sequence[ModuleTimes]:
@@ -248,152 +249,154 @@ class Measured:
 
     @property
     def steps(self) -> int:
-        """How many steps count."""
+        """Number of counted steps."""
         return len(self.number)
 
     @cached_property
-    def usual_ns(self) -> float:
-        """The median of the steps, in nanoseconds."""
+    def median_step_ns(self) -> float:
+        """Median duration of the steps in ns."""
         return float(np.median(self.duration_ns)) if self.steps else 0.0
 
-    def low_step_ns(self, *, gaps: bool = False) -> float:
-        """Return what a step takes in the shortest tenth of each part: a busy machine stops nearly each step."""
+    def p10_step_ns(self, *, gaps: bool = False) -> float:
+        """Return the sum of the parts' 10th percentiles in ns, since a busy machine stops nearly each step."""
         ns = self.ns * (np.array(self.parts) != "evaluation") + self.gap_ns * gaps
-        whole_ns = float(np.percentile(ns.sum(axis=1), 10))
-        # A server's calls and the waits between them have no parts that come in each.
-        return min(whole_ns, float(np.percentile(ns, 10, axis=0).sum())) if self._ends_by_marks else whole_ns
+        p10_ns = float(np.percentile(ns.sum(axis=1), 10))
+        # Parts differ between the calls of a server: there the 10th percentile of whole calls counts.
+        return min(p10_ns, float(np.percentile(ns, 10, axis=0).sum())) if self._ends_by_marks else p10_ns
 
     @property
     def graph_of_evaluations(self) -> str:
-        """Says that evaluations build a graph; nothing if they build none."""
-        builds = any(
-            count and row.fqn not in self.casts
+        """Clause that evaluations build a graph; empty if they do not."""
+        builds_graph = any(
+            count and row.fqn not in self.cast_modules
             for count, row in zip(self.runs.unused_in_evaluations, self.rows, strict=True)
         )
-        return "; it builds a graph, without torch.no_grad()" if builds else ""
+        return "; it builds a graph, without torch.no_grad()" if builds_graph else ""
 
     @cached_property
-    def casts(self) -> Collection[str]:
-        """The modules in which nodes were made without gradients: autocast makes some where it casts weights."""
-        noted: Sequence[str] = self.step_notes.get("casts", ())
-        return frozenset(noted)
+    def cast_modules(self) -> Collection[str]:
+        """Modules in which autocast made nodes, by casting weights, although gradients were off."""
+        fqns: Sequence[str] = self.step_notes.get("casts", ())
+        return frozenset(fqns)
 
     @property
-    def least_ns(self) -> float:
-        """What a finding has to cost in a step, in nanoseconds."""
-        return LEAST_SHARE * self.usual_ns
+    def min_share_ns(self) -> float:
+        """Minimum cost of a finding in ns a step, as a share of the median step."""
+        return MIN_SHARE * self.median_step_ns
 
     @cached_property
-    def brief_ns(self) -> float:
-        """What is too short for a finding, whatever share of a step it is: see `LEAST_NS`."""
-        return LEAST_NS * pace(self.step_notes)
+    def min_ns(self) -> float:
+        """Minimum cost of a finding in ns a step, whatever its share: see `_MIN_NS`."""
+        return _MIN_NS * python_slowness(self.step_notes)
 
     @property
-    def growing(self) -> dict[str, int]:
-        """By how many bytes a step what each holds grows, by name."""
-        by: dict[str, int] = self.memory.get("grows_by", {})
-        return by
+    def growth_by_holder(self) -> dict[str, int]:
+        """By name of a holder, the growth of its memory in bytes a step."""
+        growth: dict[str, int] = self.memory.get("grows_by", {})
+        return growth
 
     @cached_property
     def calls(self) -> AnyArray:
-        """float64[rows], how often each module runs in a step."""
+        """float64[rows], mean number of a module's calls in a step."""
         return np.asarray(self.runs.calls / max(self.steps, 1))
 
     @cached_property
-    def looks(self) -> float:
-        """How many of what the recording looked at, see `StepNotes`, a step has: a `generate` has several calls."""
+    def samples_per_step(self) -> float:
+        """Number of units in a step that `StepNotes` samples: a `generate` has several outermost calls."""
         outermost = [index for index, row in enumerate(self.rows) if not self.outer[row.fqn]]
         return 1.0 if self._ends_by_marks else max(1.0, float(self.calls[outermost].sum()))
 
     @cached_property
-    def step_ns(self) -> Int64Array:
-        """int64[rows], the median of what each module takes in a step."""
+    def module_median_ns(self) -> Int64Array:
+        """int64[rows], median time of a module in a step."""
         return np.array([row.step_p50_ns for row in self.rows], np.int64)
 
     @cached_property
-    def own_low_ns(self) -> AnyArray:
-        """float64[rows], of `low_ns` what is in no inner module."""
-        return self._with_inner(self.low_ns, -1)
+    def own_p10_ns(self) -> AnyArray:
+        """float64[rows], `p10_ns` less that of inner modules."""
+        return self._with_inner(self.p10_ns, -1)
 
     @cached_property
-    def own_usual_ns(self) -> AnyArray:
-        """float64[rows], the median of what each module takes in a step in no inner module, of few steps if many."""
-        steps = np.unique(np.linspace(0, self.steps - 1, min(self.steps, _MOST_LOOKED)).astype(np.int64))
+    def own_median_ns(self) -> AnyArray:
+        """float64[rows], median time of a module in a step outside inner modules; of `_MAX_MEDIAN_STEPS` if more."""
+        steps = np.unique(np.linspace(0, self.steps - 1, min(self.steps, _MAX_MEDIAN_STEPS)).astype(np.int64))
         return np.asarray(np.median([self._with_inner(ns, -1) for ns in self._ns_in(steps)], axis=0))
 
     def own_ns(self, index: int) -> tuple[float, float]:
-        """Return what a module takes itself in a step in forward, and in backward: usually, and in 9 of 10 steps.
+        """Return a module's own usual time in a step in ns: in forward, and in backward.
 
-        If most of all its time is in few steps, as where it is compiled, neither has its share of that.
+        The 10th percentile is divided in proportion to the own times of forward and backward. If most of the module's
+        time is in few steps, for example while it is compiled, these times are taken without that excess.
         """
-        row, low_ns = self.rows[index], max(float(self.own_low_ns[index]), 0.0)
+        row, p10_ns = self.rows[index], max(float(self.own_p10_ns[index]), 0.0)
         stops_ns = self.stops_ns(index)
-        stops_ns *= stops_ns > _IN_FEW * row.in_steps_ns
-        # Evaluations are forward alone, and no part of steps.
-        forward_ns = int(self.runs.own_ns[index])
-        own_ns = row.self_ns - row.forward_self_ns + forward_ns
-        own, whole = min(low_ns, own_ns / max(self.steps, 1)), max(own_ns - stops_ns, 1.0)
+        if stops_ns <= _STOPPED_SHARE * row.in_steps_ns:
+            stops_ns = 0.0
+        # Evaluations run only forward, and are not in the steps.
+        forward_ns = int(self.runs.own_forward_ns[index])
+        self_ns = row.self_ns - row.forward_self_ns + forward_ns
+        step_ns, unstopped_ns = min(p10_ns, self_ns / max(self.steps, 1)), max(self_ns - stops_ns, 1.0)
         forward, backward = (max(0.0, ns - stops_ns) for ns in (forward_ns, row.backward_self_ns))
-        return own * min(1.0, forward / whole), own * min(1.0, backward / whole)
+        return step_ns * min(1.0, forward / unstopped_ns), step_ns * min(1.0, backward / unstopped_ns)
 
     def stops_ns(self, index: int) -> float:
-        """Return what a module takes more in all steps than in as many usual ones, as where something stops it."""
-        return max(0.0, self.rows[index].in_steps_ns - float(self.step_ns[index]) * self.steps)
+        """Return how much a module's time in all steps exceeds its median times the steps, as if it was stopped."""
+        return max(0.0, self.rows[index].in_steps_ns - float(self.module_median_ns[index]) * self.steps)
 
     @cached_property
     def inner_calls(self) -> AnyArray:
-        """float64[rows], how many inner modules each calls in a step."""
+        """float64[rows], mean number of calls of inner modules in a step."""
         return self._with_inner(self.calls, 1) - self.calls
 
     def _with_inner(self, values: AnyArray, times: int) -> AnyArray:
-        """Return float64[rows], to each the values of the modules just inside, so many times."""
+        """Return float64[rows], the values plus `times` those of the modules directly inside."""
         index_of = {row.fqn: index for index, row in enumerate(self.rows)}
         inner = [index for index, row in enumerate(self.rows) if self.outer[row.fqn]]
-        around = [index_of[self.outer[self.rows[index].fqn][0]] for index in inner]
+        parents = [index_of[self.outer[self.rows[index].fqn][0]] for index in inner]
         total = values.astype(np.float64)
-        np.add.at(total, around, times * values[inner])
+        np.add.at(total, parents, times * values[inner])
         return total
 
     @cached_property
     def outer(self) -> dict[str, list[str]]:
-        """The modules around each, the innermost first."""
+        """By module, those that contain it, the innermost first."""
         return outer_modules([row.fqn for row in self.rows])
 
     @cached_property
     def holders(self) -> frozenset[str]:
-        """The modules that hold others."""
-        return frozenset(around[0] for around in self.outer.values() if around)
+        """Modules that contain others."""
+        return frozenset(fqns[0] for fqns in self.outer.values() if fqns)
 
     def is_wrapper(self, row: ModuleTimes) -> bool:
-        """Whether a model with a name of its own runs inside, as in DistributedDataParallel.
+        """Return whether a model with a name of its own runs inside, such as in DistributedDataParallel.
 
-        What such a wrapper takes itself in a step is not known, and is no work of the user's.
+        The own time of such a wrapper in a step is unknown, and not that of the user's code.
         """
         return row.fqn not in self.holders and row.forward_self_ns != row.forward_ns
 
-    def of_part(self, part: str, *, gaps: bool = False) -> Int64Array:
-        """Return int64[steps], what a part takes in each step, with the gap before it if that is asked for."""
+    def part_ns(self, part: str, *, gaps: bool = False) -> Int64Array:
+        """Return int64[steps], time of a part in each step, with `gaps` also in the gap before the step."""
         if part not in self.parts:
             return np.zeros(self.steps, np.int64)
         index = self.parts.index(part)
         return self.ns[:, index] + self.gap_ns[:, index] if gaps else self.ns[:, index]
 
     def module_ns(self, steps: Int64Array) -> AnyArray:
-        """Return float64[rows], the mean of what each module takes in some steps, which are indices."""
+        """Return float64[rows], mean time of each module in the steps with the given indices."""
         return np.asarray(self._ns_in(steps).sum(axis=0) / max(len(steps), 1))
 
     def _ns_in(self, steps: Int64Array) -> AnyArray:
-        """Return float64[steps, rows], what each module takes in each of some steps, which are indices."""
+        """Return float64[steps, rows], time of each module in the steps with the given indices."""
         numbers, total = np.sort(self.number[steps]), np.zeros((len(steps), max(self._order, default=-1) + 1))
-        for times in self._in_steps:
-            own = times.take(np.isin(times.step, numbers) & (times.group < total.shape[1]))
-            np.add.at(total, (np.searchsorted(numbers, own.step), own.group), own.ns)
+        for times in self._times_in_steps:
+            chosen_times = times.take(np.isin(times.step, numbers) & (times.group < total.shape[1]))
+            np.add.at(total, (np.searchsorted(numbers, chosen_times.step), chosen_times.group), chosen_times.ns)
         return total[:, list(self._order)]
 
     def share(self, ns: float, *, gaps: bool = False) -> float:
-        """Return which share of all steps, or of these and the gaps, so much is, if each step has it."""
-        whole_ns = self.whole_ns + int(self.gap_ns.sum()) * gaps
-        return min(1.0, float(ns) * self.steps / whole_ns) if whole_ns else 0.0
+        """Return the share of a mean step that `ns` is; with `gaps`, of a mean step and the gap before it."""
+        total_ns = self.total_ns + (int(self.gap_ns.sum()) if gaps else 0)
+        return min(1.0, float(ns) * self.steps / total_ns) if total_ns else 0.0
 
     def finding(
         self,
@@ -406,10 +409,10 @@ class Measured:
         ns: float = 0.0,
         gaps: bool = False,
     ) -> Finding:
-        """Return a finding that costs `ns` in a step, see `Finding`; `show`: which options of a summary show more."""
+        """Return a finding that costs `ns` in a step; `show`: options with which `modtrace summary` shows more."""
         next_command = f"modtrace summary {TRACE} {show}"
         return Finding(what, where, part, round(ns), self.share(ns, gaps=gaps), evidence, next_command)
 
     def ranges_of(self, part: str) -> list[Any]:
         """Return the ranges of a part, the longest total first."""
-        return [each for each in self.summary.ranges if each.part == part]
+        return [times for times in self.summary.ranges if times.part == part]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...contents import FLOAT64
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
-from .finding import LEAST_STEPS, Finding, Measured, only_option
+from .finding import MIN_STEPS, Finding, RuleInput, only_option
 from .noted import DOUBLES, MOVES, NotedSteps, Operator, calls_text, float64_ns
 from .siblings import place_of
 
@@ -189,12 +189,12 @@ _KINDS = (
 )
 
 
-def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def find_inside(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that take a large share of a step in what can be done with less, if operators were counted."""
-    if measured.steps < LEAST_STEPS:
+    if measured.steps < MIN_STEPS:
         return
     # As its own time is: on a busy machine a median step is several times as long.
-    step_ns, all_ns = measured.low_step_ns(), measured.whole_ns / measured.steps
+    step_ns, all_ns = measured.p10_step_ns(), measured.total_ns / measured.steps
     is_usual = notes.float64_share() > _MOST
     for place, members in _by_place(measured, notes):
         each = [_sum(measured, [index], [known], notes) for index, known in members]
@@ -206,7 +206,7 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             own = _sum(measured, [index for index, _ in chosen], [known for _, known in chosen], notes)
             per_step = kind.ns(own)
             least = _LEAST if measured.trains else kind.of_calls
-            if per_step < max(least * step_ns, measured.brief_ns * measured.looks, _OF_ALL * least * all_ns):
+            if per_step < max(least * step_ns, measured.min_ns * measured.samples_per_step, _OF_ALL * least * all_ns):
                 continue
             if number == 0 and (is_usual or own.fqns[0] in notes.doubles):
                 continue  # a rule of its own names modules with parameters of float64
@@ -226,7 +226,7 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             break
 
 
-def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, list[tuple[int, Sequence[Operator]]]]]:
+def _by_place(measured: RuleInput, notes: NotedSteps) -> Iterator[tuple[str, list[tuple[int, Sequence[Operator]]]]]:
     """Yield the modules of each place, by row, with what they call themselves, if all of them are noted."""
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
@@ -243,7 +243,7 @@ def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, list
         yield place, list(zip(members, known, strict=True))
 
 
-def _sum(measured: Measured, members: Sequence[int], known: Sequence[Sequence[Operator]], notes: NotedSteps) -> Own:
+def _sum(measured: RuleInput, members: Sequence[int], known: Sequence[Sequence[Operator]], notes: NotedSteps) -> Own:
     rows = [measured.rows[index] for index in members]
     forward, backward = (sum(each) for each in zip(*map(measured.own_ns, members), strict=True))
     longest = dict[str, Operator]()

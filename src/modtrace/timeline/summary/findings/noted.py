@@ -11,56 +11,59 @@ from ...._tables import counted
 from ...contents import FLOAT64, OPTIMIZERS, STEP_NOTES
 from ...memory import format_bytes
 from ..slow_steps import short_ms
-from .finding import TRACE, Finding, Measured, only_option, pace, whole_text
+from .finding import TRACE, Finding, RuleInput, only_option, python_slowness, whole_text
 
 _MANY_CALLS = 8
-"""How often an operator runs in a step for that to be a loop: a loss, or clipping as torch does it, runs few once."""
+"""Minimum number of an operator's calls in a step for a loop; a loss, or torch's own clipping, calls few operators."""
 _MANY_IN_LOOP = 64
-"""How often an operator runs in a step, if there are more parameters, or none that are known, for that to be sure."""
-_MOST_EACH = 4
-"""How often an operator runs at most for a parameter in a loop over these, if not for each equally often: what runs
-more often is another loop."""
-_BESIDE = 0.1
-"""For how many others, as buffers, an operator runs that is said to run for each parameter: a share of these."""
+"""Number of calls in a step that make a loop certain, if there are more parameters, or if their number is not known."""
+_MAX_CALLS_PER_PARAMETER = 4
+"""Number of calls in a step that make a loop certain if there are more parameters, or an unknown number of them."""
+_MAX_OTHER_TENSORS = 0.1
+"""Maximum number of other tensors, such as buffers, in a loop over parameters: a share of the parameters."""
 _COPIES = frozenset({"clone", "copy_", "to", "_to_copy"})
-_LEAST_LOOKS = 3
-"""How often something has to be on to be on always: who profiles or debugs does so in a few steps."""
-_OF_ENGINE = frozenset({"sum", "add", "add_", "view"})
-"""What torch itself runs between nodes, to add up gradients."""
-_IN_OPERATORS = 0.3
-"""What share of a time operators have to take to be its cause: what calls them takes as much again."""
-_IS_PYTHON = "hardly any of it in operators of torch: Python, or waiting"
-_NS_OF_OPERATOR, _NS_OF_CALL = 20_000, 50_000
-"""What Python takes at most to call an operator, and a module, on a busy machine, times its `pace`. torch takes as
-much for a node."""
-_IN_ONE_GAP = 0.3
-"""What share of a time has to lie between the same two lines for these to be named."""
-_IN_SLOW_STEP = 0.5
-"""The same of what slow steps take more on average, for these lines to be why."""
-_LARGE_HOOKS = 0.05
-"""Share of the median step: hooks watch what is computed, and are no part of it."""
-_FORWARD_OF_BACKWARD = 0.5
-"""What share of their backward operators of a module that holds others take in forward, such as attention."""
-_GROWTHS, _STEADY, _LEAST_GROWTH, _SURE_GROWTH = 3, 0.5, 1 << 20, 2 << 20
-"""How often memory has to grow, each time by this share of the most and by so many bytes a step: allocators and caches
-grow less and less, by 1.3 MiB a step where sizes differ, and the recording itself by less than a tenth of that. The
-lesser growth counts if a list grows too."""
-_TO_THE_END = 0.75
-"""The same of the last time, of half of all steps: what is kept grows on, where sizes differ memory grows by half."""
-_ANEW = 0.4
-"""In what share of the steps an optimizer is known to be new for that to be each: half of them are known at least."""
-_LARGE_UNTRAINED, _OF_PARAMETERS = 0.05, 0.5
-"""Share of the median step, and what share of their backward modules take at least for gradients of parameters."""
+_MIN_SAMPLES = 3
+"""Minimum number of sampled steps for a setting to be called always on: a profiler or debugger is on in fewer."""
+_ENGINE_OPERATORS = frozenset({"sum", "add", "add_", "view"})
+"""Operators that torch itself runs between nodes, to add up gradients."""
+_MIN_OPERATOR_SHARE = 0.3
+"""Minimum share of a time that operators have if they are its cause: calling them can cost the same again."""
+_PYTHON_TEXT = "hardly any of it in operators of torch: Python, or waiting"
+_OPERATOR_CALL_NS, _MODULE_CALL_NS = 20_000, 50_000
+"""Maximum Python time in ns to call an operator, or a module, on a busy machine, times `python_slowness`. A node costs
+torch the same as an operator."""
+_MIN_GAP_SHARE = 0.3
+"""Minimum share of a time between two lines of the program for these lines to be reported."""
+_MIN_SLOW_GAP_SHARE = 0.5
+"""Minimum share of the mean excess of slow steps between two lines for these lines to be reported."""
+_MIN_HOOKS_SHARE = 0.05
+"""Minimum share of the median step for hooks, which watch the computation and are no part of it."""
+_FORWARD_PER_BACKWARD = 0.5
+"""Ratio of forward to backward time for the operators of a module that holds others, such as attention."""
+_GROWTHS, _STEADY = 3, 0.5
+"""Number of intervals in which memory has to grow, each time by this share of the fastest growth. Memory of allocators
+and caches grows more and more slowly."""
+_MIN_GROWTH, _MIN_SURE_GROWTH = 1 << 20, 2 << 20
+"""Minimum growth in bytes a step, with a list that grows too, or without one. Varying sizes add up to 1.3 MiB a step,
+the recording itself less than a tenth of that."""
+_STEADY_AT_END = 0.75
+"""Minimum share of the fastest growth for the last interval, half of all steps. Kept objects go on growing, while
+varying sizes add half as much there."""
+_MIN_NEW_SHARE = 0.4
+"""Minimum share of steps with an optimizer known to be new, to say each step: at least half of new ones are known."""
+_MIN_UNTRAINED_SHARE, _PARAMETER_GRADIENT_SHARE = 0.05, 0.5
+"""Minimum share of the median step for gradients that no optimizer uses, and minimum share of a module's backward that
+computes gradients of parameters."""
 DOUBLES = "computes in float64, most others do not"
-_HALF = 0.5
-"""What float32 saves of the time of float64."""
-_LARGE_DOUBLES = 0.05
-"""Share of the median step, of modules that compute in float64 where most do not."""
+_FLOAT32_SAVING = 0.5
+"""Share of the time in float64 that float32 saves."""
+_MIN_DOUBLES_SHARE = 0.05
+"""Minimum share of the median step for modules that compute in float64 if most do not."""
 
 
 MOVES = _COPIES | {"contiguous", "float", "double", "half", "bfloat16", "type", "_to_copy", "repeat", "clone"}
 """Operators that copy or convert, and compute nothing."""
-_INSIDE = 64
+_MAX_NOTED_MODULES = 64
 """How many modules have their operators noted at most."""
 
 
@@ -102,7 +105,7 @@ class NotedSteps:
         inside: of modules, those that they call themselves: all of them together, all of float64, then the longest.
         all_inside: whether all modules are in it that call any.
         in_optimizers: those in optimizers, as torch names these.
-        zeros: those in optimizers that fill gradients with zeros.
+        zero_fills: those in optimizers that fill gradients with zeros.
         gaps: the longest times between modules, backward passes and ranges.
         slow_gaps: these, and those of slow steps.
         hooks: how many forward hooks modules have, by name.
@@ -126,30 +129,33 @@ class NotedSteps:
         """Take notes, each of a look at one of so many `looks` in a step, as at a call of those of a `generate`."""
         steps, operators = notes.get("steps", 0), notes.get("operators", {})
         looked = steps / looks
-        self.ns_of_operator, self.ns_of_call = _NS_OF_OPERATOR * pace(notes), _NS_OF_CALL * pace(notes)
+        self.ns_of_operator, self.ns_of_call = (
+            _OPERATOR_CALL_NS * python_slowness(notes),
+            _MODULE_CALL_NS * python_slowness(notes),
+        )
         self.outside = _operators(operators.get("outside", ()), looked)
         inside: Mapping[str, Sequence[tuple[str, int, int]]] = notes.get("inside", {})
         self.inside = {
             fqn: own for fqn, noted in inside.items() if (own := _operators(noted, looked)) and not own[0].name
         }
-        self.all_inside = len(inside) < _INSIDE
+        self.all_inside = len(inside) < _MAX_NOTED_MODULES
         self.gaps = _gaps(notes.get("gaps", ()), steps)
         self.slow_gaps = [*self.gaps, *_gaps(notes.get("slow_gaps", ()), 1)]
         self.in_optimizers = _operators(operators.get("in_optimizers", ()), steps)
-        self.zeros = [each for each in self.in_optimizers if each.name in ("zero_", "_foreach_zero_")]
+        self.zero_fills = [each for each in self.in_optimizers if each.name in ("zero_", "_foreach_zero_")]
         in_passes = {each.name: each for each in _operators(operators.get("in_passes", ()), steps)}
         self.is_counted = bool(self.outside or in_passes)
         nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)
         self.hooks_ns = 0.0
         if nodes and with_hooks:
-            of_engine_ns = sum(in_passes[name].ns for name in _OF_ENGINE & in_passes.keys())
+            of_engine_ns = sum(in_passes[name].ns for name in _ENGINE_OPERATORS & in_passes.keys())
             self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns - of_engine_ns - self.ns_of_operator * nodes.calls)
-        self.in_hooks = [each for name, each in in_passes.items() if name not in _OF_ENGINE]
+        self.in_hooks = [each for name, each in in_passes.items() if name not in _ENGINE_OPERATORS]
         self.hooks: Mapping[str, int] = notes.get("hooks", {})
         self.largest: Mapping[str, int] = notes.get("largest", {})
         self.gradient_hooks: int = notes.get("gradient_hooks", 0)
         on = notes.get("settings", {})
-        self.always_on = {name for name, count in on.items() if steps >= _LEAST_LOOKS and count == steps}
+        self.always_on = {name for name, count in on.items() if steps >= _MIN_SAMPLES and count == steps}
         self.grows = _steady_growth(notes.get("resident", ()))
         self.keeps = _lengthens(notes.get("lengthen", {}))
         self.doubles: Sequence[str] = notes.get("doubles", ())
@@ -177,8 +183,8 @@ class NotedSteps:
         """Say that hardly any of so much own forward of a module is in operators, if these were counted."""
         is_known = fqn in self.inside or (bool(self.inside) and self.all_inside)
         ns = sum(one.ns for one in self.inside.get(fqn, ())[:1])
-        is_python = is_known and ns < _IN_OPERATORS * forward_ns
-        return _IS_PYTHON if is_python else ""
+        is_python = is_known and ns < _MIN_OPERATOR_SHARE * forward_ns
+        return _PYTHON_TEXT if is_python else ""
 
     def has_siblings(self, place: str) -> bool:
         """Whether most modules in a place of a list, or around it, have one size as far as known: stages do not."""
@@ -191,11 +197,11 @@ class NotedSteps:
     def is_loop(self, ns: float, tensors: int) -> bool:
         """Whether so much time is a loop, as over the parameters of an optimizer: each has an operator of its own."""
         # Clipping as torch does it asks for each norm to be on the first one's device, where it is.
-        loop = [each for each in self.loop() if each.name != "to" or each.ns >= _IN_OPERATORS * ns]
+        loop = [each for each in self.loop() if each.name != "to" or each.ns >= _MIN_OPERATOR_SHARE * ns]
         is_over = any(each.calls >= min(tensors or _MANY_IN_LOOP, _MANY_IN_LOOP) for each in loop)
         # What calls an operator takes no longer than it: else something else does.
         called_ns = sum(each.ns + min(each.ns, self.ns_of_operator * each.calls) for each in loop)
-        return is_over and called_ns >= _IN_OPERATORS * ns
+        return is_over and called_ns >= _MIN_OPERATOR_SHARE * ns
 
     def is_over_parameters(self, ns: float, tensors: int) -> bool:
         """Whether so much time is a loop over the parameters of an optimizer."""
@@ -208,9 +214,9 @@ class NotedSteps:
         """
         if not self.is_counted:
             return ""
-        is_python = sum(each.ns for each in (*self.outside, *beside)) < _IN_OPERATORS * ns
-        shown = self.loop() or [each for each in self.outside if each.ns >= _IN_OPERATORS * ns]
-        text = f"; {_IS_PYTHON}" if is_python else ""
+        is_python = sum(each.ns for each in (*self.outside, *beside)) < _MIN_OPERATOR_SHARE * ns
+        shown = self.loop() or [each for each in self.outside if each.ns >= _MIN_OPERATOR_SHARE * ns]
+        text = f"; {_PYTHON_TEXT}" if is_python else ""
         text += f"; a step runs {calls_text(shown)} there, {short_ms(sum(each.ns for each in shown))}" if shown else ""
         each_tensor = [one.name for one in shown if _is_over(one.calls, tensors)]
         if not each_tensor:
@@ -228,14 +234,14 @@ class NotedSteps:
     def lines_text(self, part: str, ns: float) -> str:
         """Say between which lines much of the time of a part passes; nothing if that is not known."""
         longest = _longest(self.gaps, part, lambda gap: gap.ns)
-        if longest is None or longest.ns < _IN_ONE_GAP * ns:
+        if longest is None or longest.ns < _MIN_GAP_SHARE * ns:
             return ""
         return f"{min(1.0, longest.ns / ns):.0%} of it {longest.to_text()}"
 
     def longest_gap_text(self, part: str, ns: float) -> str:
         """Say between which lines a slow step has most of so much time of a part, if one was looked at."""
         longest = _longest(self.slow_gaps, part, lambda gap: gap.longest_ns)
-        if longest is None or longest.longest_ns < _IN_SLOW_STEP * ns:
+        if longest is None or longest.longest_ns < _MIN_SLOW_GAP_SHARE * ns:
             return ""
         return f"; {short_ms(longest.longest_ns)} of such a step {longest.to_text()}"
 
@@ -256,7 +262,7 @@ def program_facts(metadata: Mapping[str, Any]) -> dict[str, str]:
     notes: Mapping[str, Any] = metadata.get(STEP_NOTES, {})
     if values := notes.get("parameters"):
         facts["parameters"] = f"{values:,} values{', some of float64' if notes.get('doubles') else ''}"
-    if notes.get("steps", 0) >= _LEAST_LOOKS:
+    if notes.get("steps", 0) >= _MIN_SAMPLES:
         facts["anomaly detection"] = "on" if "anomaly detection" in NotedSteps(notes).always_on else "off"
         facts["hooks of gradients"] = f"{notes.get('gradient_hooks', 0):,}"
     return facts
@@ -285,7 +291,7 @@ def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:
     if len(at) <= _GROWTHS or np.any(np.diff(at) <= 0):
         return 0
     growth = np.diff(held) / np.diff(at)
-    is_steady = growth.min() >= max(_LEAST_GROWTH, _STEADY * growth.max()) and growth[-1] >= _TO_THE_END * growth.max()
+    is_steady = growth.min() >= max(_MIN_GROWTH, _STEADY * growth.max()) and growth[-1] >= _STEADY_AT_END * growth.max()
     return int(np.median(growth)) if is_steady else 0
 
 
@@ -309,8 +315,10 @@ def float64_ns(own: Sequence[Operator]) -> float:
 
 def _is_over(calls: float, tensors: int) -> bool:
     """Whether an operator runs for each parameter equally often, and for few tensors beside."""
-    is_for_each = bool(tensors) and calls >= tensors and (calls <= _MOST_EACH * tensors or calls % tensors == 0)
-    return is_for_each and calls / tensors % 1 <= _BESIDE
+    is_for_each = (
+        bool(tensors) and calls >= tensors and (calls <= _MAX_CALLS_PER_PARAMETER * tensors or calls % tensors == 0)
+    )
+    return is_for_each and calls / tensors % 1 <= _MAX_OTHER_TENSORS
 
 
 def calls_text(operators: Sequence[Operator], calls: float = 1.0) -> str:
@@ -323,7 +331,7 @@ def tensors_of(optimizers: Sequence[Mapping[str, Any]]) -> int:
     return max((optimizer.get("tensors", 0) for optimizer in optimizers), default=0)
 
 
-def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def find_noted(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield hooks that take a large share, anomaly detection, and modules that compute in float64 unlike others."""
     yield from _growth(measured, notes)
     if not measured.trains:
@@ -340,7 +348,7 @@ def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         per_step = notes.hooks_ns
         what = "anomaly detection is on in each step"
         yield Finding(what, None, "backward", round(per_step), measured.share(per_step), evidence, by_step)
-    elif notes.gradient_hooks and notes.hooks_ns >= _LARGE_HOOKS * measured.usual_ns:
+    elif notes.gradient_hooks and notes.hooks_ns >= _MIN_HOOKS_SHARE * measured.median_step_ns:
         evidence = (
             f"{counted(notes.gradient_hooks, 'hook')} of parameters' gradients: {short_ms(notes.hooks_ns)} a step"
         )
@@ -350,8 +358,8 @@ def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         yield Finding(
             "hooks of gradients take a large share", None, "backward", round(notes.hooks_ns), share, evidence, by_step
         )
-    if (anew := measured.stepped - measured.first_tensors) > _ANEW * measured.all_steps:
-        evidence = f"{anew:,} times or more in {counted(measured.all_steps, 'step')}, for the same parameters: what it "
+    if (anew := measured.optimizer_count - measured.first_tensor_count) > _MIN_NEW_SHARE * measured.run_steps:
+        evidence = f"{anew:,} times or more in {counted(measured.run_steps, 'step')}, for the same parameters: what it "
         evidence += "knows of earlier steps, such as momentum, is lost, and allocated again"
         where = next((each.range for each in measured.ranges_of("optimizer") if each.range.endswith(".step")), None)
         yield Finding("an optimizer is made anew in each step", where, "optimizer", 0, 0.0, evidence, by_step)
@@ -360,9 +368,9 @@ def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     yield from _untrained(measured, notes)
 
 
-def _growth(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def _growth(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that memory grows, and which list does; a cache of what is generated grows until the next begins."""
-    if measured.memory or notes.grows < (_LEAST_GROWTH if notes.keeps else _SURE_GROWTH):
+    if measured.memory or notes.grows < (_MIN_GROWTH if notes.keeps else _MIN_SURE_GROWTH):
         return
     if not measured.trains and not notes.keeps:
         return
@@ -374,12 +382,12 @@ def _growth(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     yield Finding(what, where, None, 0, 0.0, evidence, "modtrace run --memory, which says who holds it")
 
 
-def _dropout(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def _dropout(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that dropout, or what normalizes by batches, is in training mode where nothing is trained."""
     known = [index for index, row in enumerate(measured.rows) if row.fqn in notes.drop and measured.runs.calls[index]]
-    if not known or measured.runs.backed.any():
+    if not known or measured.runs.calls_with_backward.any():
         return
-    first, per_step = measured.rows[known[0]], float(measured.step_ns[known].sum())
+    first, per_step = measured.rows[known[0]], float(measured.module_median_ns[known].sum())
     where = (measured.outer[first.fqn] or [first.fqn])[-1]
     do = "normalize by each batch" if "Norm" in first.module_class else "drop values"
     evidence = f"{counted(len(known), 'module')}, such as {first.fqn}, {do} though nothing is trained: "
@@ -389,17 +397,17 @@ def _dropout(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     yield Finding("runs in training mode", where, "forward", round(per_step), share, evidence, command)
 
 
-def _forward_hooks(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def _forward_hooks(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that modules with forward hooks take longer than what they compute, as their backward shows."""
     taken: dict[str, float] = {}
     for index, row in enumerate(measured.rows):
-        if row.fqn in notes.hooks and measured.runs.backed[index]:
+        if row.fqn in notes.hooks and measured.runs.calls_with_backward[index]:
             forward_ns, backward_ns = measured.own_ns(index)
             inner = float(measured.inner_calls[index])
-            usual = backward_ns * (_FORWARD_OF_BACKWARD if inner else 1.0)
+            usual = backward_ns * (_FORWARD_PER_BACKWARD if inner else 1.0)
             taken[row.fqn] = max(0.0, forward_ns - usual - notes.ns_of_call * (float(measured.calls[index]) + inner))
     per_step = sum(taken.values())
-    if not taken or per_step < _LARGE_HOOKS * measured.usual_ns:
+    if not taken or per_step < _MIN_HOOKS_SHARE * measured.median_step_ns:
         return
     longest = max(taken, key=lambda fqn: taken[fqn])
     evidence = f"{counted(len(taken), 'module')} with forward hooks {'take' if len(taken) > 1 else 'takes'} "
@@ -416,12 +424,12 @@ def _forward_hooks(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     )
 
 
-def _untrained(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def _untrained(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that parameters get gradients that no optimizer uses."""
     own_ns = {row.fqn: measured.own_ns(index)[1] for index, row in enumerate(measured.rows)}
     taken = {fqn: own_ns[fqn] for fqn in notes.untrained if fqn in own_ns}
-    per_step = _OF_PARAMETERS * sum(taken.values())
-    if not taken or per_step < _LARGE_UNTRAINED * measured.usual_ns:
+    per_step = _PARAMETER_GRADIENT_SHARE * sum(taken.values())
+    if not taken or per_step < _MIN_UNTRAINED_SHARE * measured.median_step_ns:
         return
     longest = max(taken, key=lambda fqn: taken[fqn])
     evidence = f"own backward of {counted(len(taken), 'module')} with parameters that no optimizer has: "
@@ -430,24 +438,28 @@ def _untrained(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     yield measured.finding(what, longest, "backward", evidence=evidence, show=show, ns=per_step)
 
 
-def _doubles(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def _doubles(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules with parameters of float64, or, where gradients are cast, with tables of it; or that all are."""
     index_of = {row.fqn: index for index, row in enumerate(measured.rows)}
     if notes.all_double:
         outermost = [row for row in measured.rows if not measured.outer[row.fqn]]
-        all_ns = float(sum(measured.step_ns[index_of[row.fqn]] for row in outermost))
-        if _HALF * all_ns >= measured.brief_ns:
+        all_ns = float(sum(measured.module_median_ns[index_of[row.fqn]] for row in outermost))
+        if _FLOAT32_SAVING * all_ns >= measured.min_ns:
             evidence = "all parameters are of float64, in which modules take "
             evidence += f"{short_ms(all_ns)} a step: float32 takes half or less, if its 7 digits are enough"
             where, show = outermost[int(np.argmax([row.in_steps_ns for row in outermost]))].fqn, "--tree"
-            yield measured.finding("computes in float64", where, evidence=evidence, show=show, ns=_HALF * all_ns)
+            yield measured.finding(
+                "computes in float64", where, evidence=evidence, show=show, ns=_FLOAT32_SAVING * all_ns
+            )
     tables = notes.tables if notes.casts >= 1 else ()
     for fqns, kind, why in (notes.doubles, "parameters", ""), (tables, "tables", ", and gradients are cast"):
         known = [index_of[fqn] for fqn in fqns if fqn in index_of]
         if not known or 2 * len(known) >= len(measured.rows) - len(measured.holders):
             continue
-        each = [float(measured.step_ns[at]) if fqns is notes.doubles else sum(measured.own_ns(at)) for at in known]
-        if (per_step := sum(each)) < _LARGE_DOUBLES * measured.usual_ns:
+        each = [
+            float(measured.module_median_ns[at]) if fqns is notes.doubles else sum(measured.own_ns(at)) for at in known
+        ]
+        if (per_step := sum(each)) < _MIN_DOUBLES_SHARE * measured.median_step_ns:
             continue
         where = measured.rows[known[int(np.argmax(each))]].fqn
         evidence = f"{kind} of float64 in {counted(len(known), 'module')}, which take {short_ms(per_step)} a step{why}"

@@ -13,7 +13,7 @@ from ...contents import WITHOUT_GRADIENTS
 from ..parts import OTHER
 from ..slow_steps import SlowPart, short_ms
 from ..step_times import warm_up_steps
-from .finding import LEAST_SHARE, LEAST_STEPS, Finding, Measured, times_text
+from .finding import MIN_SHARE, MIN_STEPS, Finding, RuleInput, times_text
 from .noted import NotedSteps
 from .siblings import place_of
 
@@ -24,10 +24,10 @@ _UNHINDERED = 0.6
 inputs short or long, as then all modules are. What stops a thread is in one module or another."""
 
 
-def find_calls_at_once(measured: Measured) -> Iterator[Finding]:
+def find_calls_at_once(measured: RuleInput) -> Iterator[Finding]:
     """Yield that calls on several threads take far longer than their modules do when nothing stops them."""
-    at_once, usual_ns = measured.at_once, measured.usual_ns
-    if at_once < _AT_ONCE or measured.steps < LEAST_STEPS or usual_ns < measured.brief_ns:
+    at_once, usual_ns = measured.mean_concurrency, measured.median_step_ns
+    if at_once < _AT_ONCE or measured.steps < MIN_STEPS or usual_ns < measured.min_ns:
         return
     each = zip(measured.rows, measured.calls.tolist(), strict=True)
     inner = [(row, calls) for row, calls in each if row.fqn not in measured.holders]
@@ -42,7 +42,7 @@ def find_calls_at_once(measured: Measured) -> Iterator[Finding]:
         "module takes its median: now and then something stops the thread in one of them: Python, which runs one "
         "thread at a time (GIL), or too few processors"
     )
-    what = f"calls of {measured.threads} threads wait for each other"
+    what = f"calls of {measured.thread_count} threads wait for each other"
     yield measured.finding(what, evidence=evidence, show="--by step", ns=usual_ns - unhindered_ns)
 
 
@@ -63,7 +63,7 @@ _MOSTLY = 0.7
 """What share of what is added a part or a module has for it to be named."""
 
 
-def find_growing_steps(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def find_growing_steps(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that steps take longer and longer, from each time on that they are short again, and what does."""
     ns = measured.duration_ns
     runs = [run for run in _runs(ns) if len(run) >= _LEAST_RUN]
@@ -105,7 +105,7 @@ def find_growing_steps(measured: Measured, notes: NotedSteps) -> Iterator[Findin
     yield measured.finding(what, where, part, evidence=evidence, show="--by step", ns=per_step)
 
 
-def find_larger_inputs(measured: Measured) -> Iterator[Finding]:
+def find_larger_inputs(measured: RuleInput) -> Iterator[Finding]:
     """Yield that steps take longer from where on the model gets more, if it does to the end."""
     number, ns = measured.number, measured.duration_ns
     for fqn, looks in measured.step_notes.get("inputs", {}).items():
@@ -115,7 +115,7 @@ def find_larger_inputs(measured: Measured) -> Iterator[Finding]:
             continue
         last, first = looks[same - 1][0], looks[same][0]
         before, after = ns[number <= last], ns[number >= first]
-        if min(len(before), len(after)) < LEAST_STEPS:
+        if min(len(before), len(after)) < MIN_STEPS:
             continue
         (low_before, low), (low_after, high) = (np.percentile(side, (10, 50)).tolist() for side in (before, after))
         if min(low_after / max(low_before, 1), high / max(low, 1)) >= _LARGER_INPUTS:
@@ -127,7 +127,7 @@ def find_larger_inputs(measured: Measured) -> Iterator[Finding]:
             )
 
 
-def _place(measured: Measured, added: AnyArray, most_of: float) -> tuple[str, str | None, float]:
+def _place(measured: RuleInput, added: AnyArray, most_of: float) -> tuple[str, str | None, float]:
     """Return the innermost place that most is added in, the module there or around, and the share of inner ones."""
     by_place: dict[str, list[int]] = {}
     for index, row in enumerate(measured.rows):
@@ -167,7 +167,7 @@ _LEAST_PERIODS = 3
 """How often it has to come at the same distance for that to be a period."""
 _ALWAYS = ("forward", "backward", "recompute", "loss", OTHER)
 """Parts of which only a much longer one counts: see `StepParts.cause`."""
-LOADER_BEGINS = "DataLoader.__iter__"
+LOADER_START = "DataLoader.__iter__"
 """How the name of the range ends in which a loader shuffles, and starts its workers."""
 _USUALLY = ("data loading", "optimizer", "communication")
 """Parts of the same kind where most steps have them."""
@@ -195,13 +195,13 @@ _TRIGGERED = "", ", automatic", " by gc.collect()"
 """What is said of each of `TRIGGERS`."""
 
 
-def find_occasions(measured: Measured) -> Iterator[Finding]:
+def find_occasions(measured: RuleInput) -> Iterator[Finding]:
     """Yield the parts that are long in some steps only, and compilations that come again."""
-    if measured.steps < LEAST_STEPS:
+    if measured.steps < MIN_STEPS:
         return
-    compiles = _is_long(measured, measured.of_part("compile", gaps=True))
+    compiles = _is_long(measured, measured.part_ns("compile", gaps=True))
     for part in measured.parts:
-        took = measured.of_part(part, gaps=True)
+        took = measured.part_ns(part, gaps=True)
         has = _is_long(measured, took)
         if part == "gc":  # what compiling allocates is collected
             has &= ~compiles
@@ -212,11 +212,14 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
         if (
             part in _ALWAYS
             or (part in _USUALLY and np.median(took))
-            or (part != "gc" and np.median(took) > _SEEN_SHARE * measured.usual_ns)  # short ones come in each step
+            or (
+                part != "gc" and np.median(took) > _SEEN_SHARE * measured.median_step_ns
+            )  # short ones come in each step
             or not count
             or count > measured.steps / 2
-            or per_step < (LARGE_EVALUATION * measured.usual_ns if part == "evaluation" else measured.least_ns)
-            or measured.share(per_step, gaps=True) < LEAST_SHARE
+            or per_step
+            < (LARGE_EVALUATION * measured.median_step_ns if part == "evaluation" else measured.min_share_ns)
+            or measured.share(per_step, gaps=True) < MIN_SHARE
             or (part == "evaluation" and _plays(measured))
         ):
             continue
@@ -242,26 +245,28 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
         yield measured.finding(what, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
 
 
-def _plays(measured: Measured) -> bool:
+def _plays(measured: RuleInput) -> bool:
     """Whether evaluations are in training mode and come before the first step: a policy plays to learn from it."""
     ranges, before = measured.ranges_of("evaluation"), measured.summary.around.before
     return "evaluation" in before and any(each.range == WITHOUT_GRADIENTS for each in ranges[:1])
 
 
-def _is_long(measured: Measured, took: Int64Array) -> BoolArray:
+def _is_long(measured: RuleInput, took: Int64Array) -> BoolArray:
     """Return bool[steps], whether a part is much longer than usual; a first step is long by what it sets up."""
     usual = float(np.median(took))
-    is_long = (took - usual > _SEEN_SHARE * measured.usual_ns) & (took > _LONGER * usual) & (measured.number > 0)
+    is_long = (took - usual > _SEEN_SHARE * measured.median_step_ns) & (took > _LONGER * usual) & (measured.number > 0)
     return np.asarray(is_long, np.bool_)
 
 
-def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
+def find_slow_steps(measured: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the slow steps, those with one cause and place together, but for parts that are explained."""
-    if measured.steps < LEAST_STEPS:
+    if measured.steps < MIN_STEPS:
         return
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
     steps, delays = measured.summary.step_parts, dict(measured.step_notes.get("delays", ()))
-    more_ns = dict(zip(measured.number.tolist(), (measured.duration_ns - measured.usual_ns).tolist(), strict=True))
+    more_ns = dict(
+        zip(measured.number.tolist(), (measured.duration_ns - measured.median_step_ns).tolist(), strict=True)
+    )
     overview = measured.summary.overview
     is_python = overview is not None and overview.engine == "python"
     waited_ns: int = measured.step_notes.get("waited_ns", 0)
@@ -290,9 +295,9 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(measured.steps, 1)
         # Steps that are slow here and there are those in which the machine did other things too, if it did any.
         is_by_one = bool(delays) and "*" in place_of(measured, where)
-        least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.usual_ns
+        least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.median_step_ns
         is_noise = not period_of(numbers, warm) and most < max(least, _OUTLASTS * others * is_busy, _LEAST_STALL_NS)
-        if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
+        if is_noise or per_step < _SLOW_SHARE * measured.median_step_ns:
             continue
         what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
         what = f"{what} ({part})" if where else f"{part} {what}"
@@ -309,34 +314,34 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         yield measured.finding(what, where or None, part, evidence=evidence, show=show, ns=per_step)
 
 
-def long_calls_text(measured: Measured) -> str:
+def long_calls_text(measured: RuleInput) -> str:
     """Say that few calls, if these are steps, take much of the time of all; nothing if they do not."""
     ns = measured.duration_ns
-    is_long = ns > _LONG_CALL * max(measured.usual_ns, 1.0)
+    is_long = ns > _LONG_CALL * max(measured.median_step_ns, 1.0)
     share = float(ns[is_long].sum() / max(ns.sum(), 1))
-    if measured.steps < LEAST_STEPS or share < _LONG_CALLS_SHARE:
+    if measured.steps < MIN_STEPS or share < _LONG_CALLS_SHARE:
         return ""
     count, period = int(np.count_nonzero(is_long)), period_of(measured.number[is_long], measured.number)
     often = f"{count} of {counted(measured.steps, 'call')}" + (f", every {_ordinal(period)}" if period else "")
-    each = f"{short_ms(float(np.median(ns[is_long])))} each (usually {short_ms(measured.usual_ns)})"
+    each = f"{short_ms(float(np.median(ns[is_long])))} each (usually {short_ms(measured.median_step_ns)})"
     return f"{often}, took {each}, {share:.0%} of the time of all"
 
 
-def _inputs_text(measured: Measured, number: int, part: str) -> str:
+def _inputs_text(measured: RuleInput, number: int, part: str) -> str:
     """Say that a step's forward and backward are both many times as long as usual, if they are."""
     works = "forward", "backward"
-    took = [int(measured.of_part(work)[measured.number == number].sum()) for work in works]
-    usual = [float(np.median(measured.of_part(work))) for work in works]
+    took = [int(measured.part_ns(work)[measured.number == number].sum()) for work in works]
+    usual = [float(np.median(measured.part_ns(work))) for work in works]
     if part not in works or any(ns < _LARGER * max(own, 1.0) for ns, own in zip(took, usual, strict=True)):
         return ""
     other = 1 - works.index(part)
     return f"; {works[other]} too: {short_ms(took[other])}, usually {short_ms(usual[other])}, as of larger inputs"
 
 
-def _workers_text(measured: Measured) -> str:
+def _workers_text(measured: RuleInput) -> str:
     """Say how often workers of a loader start anew, if they do."""
     fetches = measured.ranges_of("data loading")
-    begins = [each for each in fetches if each.range.endswith(LOADER_BEGINS) and each.calls > 1]
+    begins = [each for each in fetches if each.range.endswith(LOADER_START) and each.calls > 1]
     if not begins or not any("MultiProcessing" in each.range for each in fetches):
         return ""
     took = short_ms(begins[0].p50_ns)
@@ -364,7 +369,7 @@ def period_of(chosen: Int64Array, number: Int64Array) -> int:
     return period if max(chosen[0] - number[0], number[-1] - chosen[-1]) <= period else 0
 
 
-def collections_text(measured: Measured) -> str:
+def collections_text(measured: RuleInput) -> str:
     """Say which garbage collections there were, the oldest generations first, and who began them."""
     count, freed = measured.collections
     return ", ".join(

@@ -1,4 +1,7 @@
-"""What takes a large share of a step: parts, modules on the host alone, and what runs more often than it must."""
+"""Rules for large shares of a step: parts, modules on the host, and work that runs more often than it must.
+
+Minimum shares are of the median step, and of its 10th percentile where a rule compares 10th percentiles.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
-from .finding import LEAST_STEPS, Finding, Measured, only_option, times_text
+from .finding import MIN_STEPS, Finding, RuleInput, only_option, times_text
 from .inside import PARAMETRIZATIONS
 from .noted import NotedSteps, Operator, calls_text, tensors_of
-from .occasions import LARGE_EVALUATION, LOADER_BEGINS, collections_text
+from .occasions import LARGE_EVALUATION, LOADER_START, collections_text
 from .siblings import place_of
 
-# What real programs spend is below: 41 of them run unchanged had 6 to 28 % in optimizers, and up to 24 % in loaders if
-# these were no fault; a loss has 1 to 3 %. Communication is waiting: any is a loss.
-_LARGE = {
+# Minimum share of a step by part. Without a fault, 41 real programs had 6 to 28 % in optimizers, up to 24 % in loaders
+# and 1 to 3 % in losses. Communication is waiting: all of it is lost.
+_MIN_PART_SHARE = {
     "data loading": 0.20,
     "optimizer": 0.30,
     "loss": 0.20,
@@ -31,191 +34,203 @@ _LARGE = {
     "saving": 0.05,
     "evaluation": LARGE_EVALUATION,
 }
-_OF_ALL = 0.5
-"""What part of such a share a part has of the median step at least: the shortest tenths are of different steps."""
-_LARGE_UNTRAINED_LOSS = 0.10
-"""For a loss that has hardly any backward: what it does beside is no loss."""
-_LARGE_BETWEEN, _BRIEF = 0.15, 0.5
-"""For the time between calls if nothing is trained, in which the model does nothing at all; and times what is too short
-there, and for loops over parameters, as it is known what they are."""
-_REGULAR = 0.38
-"""Share of its median that this time has at least in 9 of 10 steps, if it is work: that had 0.43 to 0.74, and times
-between 40 requests that come at random 0.26 to 0.34, of more 0.15."""
-_WAITS = ("data loading", "communication")
-"""Parts whose medians count, of communication alone."""
-_IS_WAIT = 0.5
-"""Share of the median step from which on time outside of modules counts as they do: what stops threads is in all."""
-_LOSS_BACKWARD = 10
-"""A loss with a longer backward, in times of its forward, is no loss."""
-_LARGE_LOOP = 0.05
-"""For a loop over parameters beside the optimizer, for which torch._foreach needs few operators: as for saving, since
-it is known what it is."""
-_LARGE_BY_CHOICE = 0.20
-"""For an optimizer with hooks, or with a group for each tensor: there is something to change."""
-_MANY_GROUPS, _IN_GROUP = 32, 2
-"""From how many groups on, and below how many tensors in each: rates that differ by layer make groups of six and more.
-For each group an optimizer begins anew."""
-_LARGE_ONE_BY_ONE = 0.08
-"""For one that was told to update tensors one by one, which foreach=True undoes: real programs have 6 % at least."""
+_MEDIAN_FACTOR = 0.5
+"""Factor on the minimum share of a part for its median: 10th percentiles of part and step come from different steps."""
+_MIN_UNTRAINED_LOSS_SHARE = 0.10
+"""Minimum share of a loss with hardly any backward: such a part does other work than computing the loss."""
+_MIN_BETWEEN_SHARE = 0.15
+"""Minimum share of the time between calls if nothing is trained: the model is idle meanwhile."""
+_KNOWN_CAUSE_FACTOR = 0.5
+"""Factor on `min_ns` for time between calls and for loops over parameters, whose cause is known."""
+_MIN_REGULARITY = 0.38
+"""Minimum ratio of the 10th percentile to the median for time between calls to be work. Work had 0.43 to 0.74, waits
+for random requests 0.26 to 0.34 with 40 requests, and 0.15 with more."""
+_WAIT_PARTS = ("data loading", "communication")
+"""Parts that are judged by medians, as some steps need not wait; communication only by these."""
+_WAIT_LIKE_SHARE = 0.5
+"""Minimum share of `other` to be judged by medians too: all steps have shorter stops by the system."""
+_MAX_LOSS_BACKWARD_RATIO = 10
+"""Maximum ratio of backward to forward for a loss: a longer backward belongs to other operators outside modules."""
+_MIN_PARAMETER_LOOP_SHARE = 0.05
+"""Minimum share of a loop over parameters outside the optimizer, for which torch._foreach needs few operators."""
+_MIN_CHANGEABLE_OPTIMIZER_SHARE = 0.20
+"""Minimum share of an optimizer with hooks or many small groups, which a user can change."""
+_MANY_GROUPS, _MAX_GROUP_TENSORS = 32, 2
+"""Minimum number of groups, and limit of their mean size, for many small groups. An optimizer starts again for each
+group; rates that differ by layer make groups of six tensors or more."""
+_MIN_FOREACH_OFF_SHARE = 0.08
+"""Minimum share of an optimizer with foreach=False; in real programs it is at least 6 %."""
 _MANY_OPTIMIZERS = 8
-"""From how many on the same holds: one with all tensors in its groups does as much."""
-_FLATTEN = ("LBFGS",)
-"""Those of torch that make one tensor of all, and loop over what they know of earlier steps."""
-_LARGE_BY_DEFAULT = 0.50
-"""For one that updates them so on a CPU, as torch does: tiny models have up to 40 %."""
-_LARGE_BESIDE = 0.15
-"""For what is in that part beside the steps of optimizers, which go over each parameter more often."""
-_LARGE_RANGE = 0.30
-"""For a range of the user's, who named it: it is likely part of the work."""
-_MOST_STEPS = 0.5
-"""How often a module has to run in a step, for its time to be that of steps."""
-_ALWAYS = 3
-"""How often a module has to build a graph in vain for it to do so always: what is counted needs no usual time."""
-_SAME_WORK = 2.0
-"""How many times as long as those with a backward forwards without a graph take at most if they compute the same again,
-once for each of these: who plays, or generates, calls the model more often, or with other batches."""
-_LOOP_CALLS, _SHORT_NS, _LOOP_SHARE = 32, 1_000_000, 0.2
-"""Calls in a call of the module around, the forward of each, and their share of the median step: layers that share
-their parameters are called up to 24 times, what solves an equation or denoises takes longer, and a module with a few
-operators takes 0.1 ms to begin with."""
-_CALLS_EACH = 2
-"""How often each of several modules is called at least on average."""
-_HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
-"""Shares of the median step, and of a module's own forward: operators that compute have a backward of that size."""
-_SURE_HOST_SHARE, _NO_BACKWARD_SHARE = 0.04, 0.05
-"""The same of a module without inner ones that has hardly any backward, which no operator that trains explains: those
-that add what inner ones return have none either."""
-_BACKWARD_SHARE_OF_HOLDERS = 0.6
-"""The same of a module that holds others: operators between them, as those of attention, have a longer backward than
-forward. Only what exceeds that counts."""
-_LARGE_PARAMETRIZED = 0.05
-"""Share of the median step, as for loops over parameters: it is known what it is."""
-_HOST_SHARE_OF_CALLS = 0.25
-"""The same if nothing is trained, of modules whose inner modules have modules: the others may call operators."""
+"""Minimum number of optimizers, or of calls of a helper such as clipping in a step, that one could replace."""
+_FLATTENING_OPTIMIZERS = ("LBFGS",)
+"""Optimizers of torch that join all tensors into one, and loop over their history of earlier steps."""
+_MIN_ONE_BY_ONE_SHARE = 0.50
+"""Minimum share of an optimizer that updates tensors one by one on a CPU, torch's default; tiny models reach 40 %."""
+_MIN_HELPER_SHARE = 0.15
+"""Minimum share of clipping, a scheduler or the like, which visits parameters less often than the optimizer."""
+_MIN_RANGE_SHARE = 0.30
+"""Minimum share of a range of the user's, which is likely part of the work."""
+_MIN_PER_STEP = 0.5
+"""Minimum mean count in a step of an event that most steps have."""
+_MIN_UNUSED_RUNS = 3
+"""Minimum number of unused graphs for a module that builds one in each run; counts need no usual time."""
+_SAME_WORK_RATIO = 2.0
+"""Maximum ratio of forward times with and without a graph for the same work. A policy's rollout, or a generation, calls
+the model more often or with other batches."""
+_MIN_LOOP_CALLS = 32
+"""Minimum number of calls in a call of the parent module: layers that share their parameters have up to 24."""
+_MAX_LOOP_CALL_NS = 1_000_000
+"""Maximum forward time of such a call in ns: a few operators take 0.1 ms, solving an equation or denoising far more."""
+_MIN_CALL_LOOP_SHARE = 0.2
+_MIN_MODULE_CALLS = 2
+"""Minimum mean number of calls of each module in such a loop; the layers of a list are called once each."""
+_MIN_HOST_SHARE, _MAX_BACKWARD_RATIO = 0.10, 0.2
+"""Minimum share of host time, and its maximum ratio of own backward to own forward: operators take longer."""
+_MIN_SURE_HOST_SHARE, _MAX_NO_BACKWARD_RATIO = 0.04, 0.05
+"""Limits of modules without inner ones that have hardly any backward: no operator that trains explains their time.
+Modules that only add the outputs of inner ones have as short a backward."""
+_MAX_HOLDER_BACKWARD_RATIO = 0.6
+"""Maximum ratio of own backward to own forward for modules with inner ones. Operators between these, such as attention,
+have a longer backward than forward, so the time is reduced by the ratio."""
+_MIN_PARAMETRIZED_SHARE = 0.05
+"""Minimum share of parametrized weights: as for loops over parameters, the cause is known."""
+_MIN_UNTRAINED_HOST_SHARE = 0.25
+"""Minimum share of host time if nothing is trained, only in modules with two levels inside: others run operators."""
 
 
-def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
-    """Yield the parts with a large share of the steps, but for those that are explained."""
-    if measured.steps < LEAST_STEPS:
+def find_large_parts(measured: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
+    """Yield a finding for each part with a large share of the steps, except the `explained` parts."""
+    if measured.steps < MIN_STEPS:
         return
     gap_ns = measured.gap_ns.sum(axis=1)
-    step_ns, low_step_ns = measured.duration_ns + gap_ns, measured.low_step_ns(gaps=True)
-    beside = _beside_optimizers(measured, notes)
-    if beside is not None:
-        yield beside
+    step_ns, p10_step_ns = float(np.median(measured.duration_ns + gap_ns)), measured.p10_step_ns(gaps=True)
+    tensors = tensors_of(measured.optimizers)
+    helper = _find_large_optimizer_helper(measured, notes)
+    if helper is not None:
+        yield helper
     for part in measured.parts:
-        took = measured.of_part(part, gaps=True)
-        if part == "optimizer" and beside is not None:
-            took = took - beside.ns_per_step
-        alone_ns = _backward_alone(measured, part)
-        if part == "loss":  # operators outside of modules that are no loss have a backward too
-            alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
-        took = took + alone_ns
-        per_step = float(np.median(took))
+        part_ns = measured.part_ns(part, gaps=True)
+        if part == "optimizer" and helper is not None:
+            part_ns = part_ns - helper.ns_per_step
+        backward_ns = _backward_outside_modules(measured, part)
+        if part == "loss":  # other operators outside modules have a backward too
+            backward_ns[backward_ns > _MAX_LOSS_BACKWARD_RATIO * part_ns] = 0
+        part_ns = part_ns + backward_ns
+        per_step, backward_per_step = float(np.median(part_ns)), float(np.median(backward_ns))
         between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
-        least = _LARGE_BETWEEN if between else _least_share(measured, notes, part, per_step)
-        is_known = between or (least == _LARGE_LOOP and part in ("loss", OTHER))
-        if is_untrained := part == "loss" and 0 < np.median(alone_ns) < _BACKWARD_SHARE * per_step:
-            least = _LARGE_UNTRAINED_LOSS
-        # As for modules: a busy machine makes what has many operators longer than it is.
-        low_ns, least_ns = float(np.percentile(took, 10)), measured.brief_ns * (_BRIEF if is_known else 1)
-        is_large = part != "communication" and low_ns >= max(least * low_step_ns, least_ns)
-        is_large &= per_step >= _OF_ALL * least * float(np.median(step_ns))
-        # Some steps wait for nothing, as it is there already.
-        is_wait = part in _WAITS or (part == OTHER and not between and per_step >= _IS_WAIT * float(np.median(step_ns)))
-        is_large |= is_wait and per_step >= max(least * float(np.median(step_ns)), least_ns)
+        min_share = _MIN_BETWEEN_SHARE if between else _min_part_share(measured, notes, part, per_step)
+        is_known = between or (min_share == _MIN_PARAMETER_LOOP_SHARE and part in ("loss", OTHER))
+        if is_untrained := part == "loss" and 0 < backward_per_step < _MAX_BACKWARD_RATIO * per_step:
+            min_share = _MIN_UNTRAINED_LOSS_SHARE
+        # The 10th percentile, as for modules: a busy machine lengthens parts with many operators.
+        p10_ns, min_ns = float(np.percentile(part_ns, 10)), measured.min_ns * (_KNOWN_CAUSE_FACTOR if is_known else 1)
+        is_large = part != "communication" and p10_ns >= max(min_share * p10_step_ns, min_ns)
+        is_large &= per_step >= _MEDIAN_FACTOR * min_share * step_ns
+        # Some steps do not wait, since the data or the other ranks are ready.
+        is_wait = part in _WAIT_PARTS or (part == OTHER and not between and per_step >= _WAIT_LIKE_SHARE * step_ns)
+        is_large |= is_wait and per_step >= max(min_share * step_ns, min_ns)
         # A server waits for requests, which come irregularly.
-        is_large &= not between or low_ns >= _REGULAR * per_step
+        is_large &= not between or p10_ns >= _MIN_REGULARITY * per_step
         if is_large and part not in explained:
-            evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
-            for fqn, percent in notes.largest.items():
-                evidence += f"; {percent}% of the parameters' values are those of {fqn}" * (part == "optimizer")
+            evidence = f"{short_ms(per_step)} of {short_ms(step_ns)} (medians)"
+            if part == "optimizer":
+                for fqn, percent in notes.largest.items():
+                    evidence += f"; {percent}% of the parameters' values are those of {fqn}"
             lines = notes.lines_text(part, per_step)
             if part != OTHER or between or not lines:
-                evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
-            # If some steps have none of it, neither have some that were looked at.
-            at_times = notes.longest_gap_text(part, per_step) if low_ns < _OF_ALL * per_step else ""
-            evidence += f"; {lines}" if lines else at_times
-            own_ns = per_step - float(np.median(alone_ns))
-            is_loop = notes.is_loop(own_ns, 0) or notes.is_over_parameters(own_ns, tensors_of(measured.optimizers))
+                evidence += _details(measured, part, backward_per_step, between=between)
+            # If some steps have none of the part, some of the sampled steps may have none either.
+            slow_lines = notes.longest_gap_text(part, per_step) if p10_ns < _MEDIAN_FACTOR * per_step else ""
+            evidence += f"; {lines}" if lines else slow_lines
+            forward_ns = per_step - backward_per_step
+            is_loop = notes.is_loop(forward_ns, 0) or notes.is_over_parameters(forward_ns, tensors)
             if part == OTHER or is_untrained or (part == "loss" and is_loop):
                 losses = [row.fqn for row in measured.rows if part == "loss" and row.module_class.endswith("Loss")]
                 in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
-                evidence += notes.outside_text(own_ns, tensors_of(measured.optimizers), in_losses)
+                evidence += notes.outside_text(forward_ns, tensors, in_losses)
             if part == "optimizer" and not any(
-                one.get("how") or one.get("class") in _FLATTEN for one in measured.optimizers
+                optimizer.get("how") or optimizer.get("class") in _FLATTENING_OPTIMIZERS
+                for optimizer in measured.optimizers
             ):
-                evidence += notes.own_optimizer_text(tensors_of(measured.optimizers))
+                evidence += notes.own_optimizer_text(tensors)
             yield _large_part(measured, part, per_step, evidence, between=between)
 
 
-def _least_share(measured: Measured, notes: NotedSteps, part: str, per_step: float) -> float:
-    """Return from which share of a step on a part is large."""
+def _min_part_share(measured: RuleInput, notes: NotedSteps, part: str, per_step: float) -> float:
+    """Return the minimum share of a step at which a part is large."""
     if part not in (*PARTS, OTHER):
-        return _LARGE_RANGE
+        return _MIN_RANGE_SHARE
     if part == "optimizer":
         optimizers = measured.optimizers
-        if any("foreach=False" in str(one.get("how")) for one in optimizers):
-            return _LARGE_ONE_BY_ONE
-        has_choice = any(one.get("hooks") or _has_small_groups(one) for one in optimizers)
-        if has_choice or measured.first_tensors >= _MANY_OPTIMIZERS:
-            return _LARGE_BY_CHOICE
-        if any(one.get("how") == "one by one" for one in optimizers):
-            return _LARGE_BY_DEFAULT
+        if any("foreach=False" in str(optimizer.get("how")) for optimizer in optimizers):
+            return _MIN_FOREACH_OFF_SHARE
+        is_changeable = any(optimizer.get("hooks") or _has_small_groups(optimizer) for optimizer in optimizers)
+        if is_changeable or measured.first_tensor_count >= _MANY_OPTIMIZERS:
+            return _MIN_CHANGEABLE_OPTIMIZER_SHARE
+        if any(optimizer.get("how") == "one by one" for optimizer in optimizers):
+            return _MIN_ONE_BY_ONE_SHARE
     tensors = tensors_of(measured.optimizers)
     is_loop = part == OTHER and notes.is_loop(per_step, tensors)
-    if part == "loss" and np.median(measured.of_part(OTHER)) < per_step / 2:
+    if part == "loss" and np.median(measured.part_ns(OTHER)) < per_step / 2:
         is_loop = notes.is_over_parameters(per_step, tensors)
-    return _LARGE_LOOP if is_loop else _LARGE.get(part, np.inf)
+    return _MIN_PARAMETER_LOOP_SHARE if is_loop else _MIN_PART_SHARE.get(part, np.inf)
 
 
-def _large_part(measured: Measured, part: str, per_step: float, evidence: str, *, between: bool) -> Finding:
-    """Return the finding of a large part; `between`: it is mostly between calls."""
+def _large_part(measured: RuleInput, part: str, per_step: float, evidence: str, *, between: bool) -> Finding:
+    """Return the finding of a large part; `between`: most of its time is between calls."""
     ranges, is_range = measured.ranges_of(part), part not in (*PARTS, OTHER)
     where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
-    what = f"{part} takes a large share"
+    title = f"{part} takes a large share"
     if part == OTHER:
-        place = "between calls, outside of modules and ranges," if between else "outside of modules and ranges (other)"
-        what = f"time {place} takes a large share"
+        location = (
+            "between calls, outside of modules and ranges," if between else "outside of modules and ranges (other)"
+        )
+        title = f"time {location} takes a large share"
     elif is_range:
-        what = "takes a large share"
+        title = "takes a large share"
     elif where is not None and where.endswith(".load"):
-        what = "loading what was saved takes a large share"
+        title = "loading what was saved takes a large share"
     show = "--ranges" if ranges and part != OTHER else "--by step"
-    finding = measured.finding(what, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
+    finding = measured.finding(title, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
     return finding._replace(next="modtrace ranks slow DIR") if part == "communication" else finding
 
 
-def _details(measured: Measured, part: str, alone_ns: float, *, between: bool) -> str:
-    """Say what a part was spent on, after its figures; `alone_ns`: what of it is backward outside of modules."""
+def _details(measured: RuleInput, part: str, backward_ns: float, *, between: bool) -> str:
+    """Return clauses on the work of a part, after its figures; `backward_ns`: its backward outside modules."""
     ranges = measured.ranges_of(part)
     match part:
         case "data loading":
-            waits = any("MultiProcessing" in each.range for each in ranges)
-            text = ", waiting for the loader's workers" if waits else ", work of the training process: no workers"
-            begun = sum(each.calls for each in ranges if each.range.endswith(LOADER_BEGINS)) / measured.steps
-            anew = f"; the loader begins anew {times_text(begun)} a step: it shuffles, and starts its workers, again"
-            return text + (anew if begun >= _MOST_STEPS else "")
-        case "loss" if alone_ns:
-            return f", {short_ms(alone_ns)} of it in backward, outside of modules"
+            has_workers = any("MultiProcessing" in times.range for times in ranges)
+            text = ", waiting for the loader's workers" if has_workers else ", work of the training process: no workers"
+            starts = sum(times.calls for times in ranges if times.range.endswith(LOADER_START)) / measured.steps
+            if starts >= _MIN_PER_STEP:
+                text += (
+                    f"; the loader begins anew {times_text(starts)} a step: it shuffles, and starts its workers, again"
+                )
+            return text
+        case "loss" if backward_ns:
+            return f", {short_ms(backward_ns)} of it in backward, outside of modules"
         case "optimizer" | "saving" | "loss" if ranges:
-            said = [_described(one) for one in measured.optimizers if part == "optimizer"]
-            if said and (count := measured.first_tensors) >= _MANY_OPTIMIZERS:
-                said = [f"{count:,} optimizers or more; {said[0]}"]
-            said += [f"{each.range} {short_ms(each.total_ns / max(each.calls, 1))} a call" for each in ranges[:2]]
-            return "".join(f"; {each}" for each in said)
+            clauses = [_description(optimizer) for optimizer in measured.optimizers if part == "optimizer"]
+            if clauses and (count := measured.first_tensor_count) >= _MANY_OPTIMIZERS:
+                clauses = [f"{count:,} optimizers or more; {clauses[0]}"]
+            clauses += [
+                f"{times.range} {short_ms(times.total_ns / max(times.calls, 1))} a call" for times in ranges[:2]
+            ]
+            return "".join(f"; {clause}" for clause in clauses)
         case "communication":
-            operators = measured.summary.overview.communication if measured.summary.overview else {}
-            a_step = [Operator(name, total.calls / measured.steps, 0.0) for name, total in operators.items()]
-            often = [each for each in a_step if each.calls >= _MOST_STEPS]
-            text = f", for what is sent, or for other ranks; a step has {calls_text(often)}" if often else ""
-            in_backward = f"; {short_ms(alone_ns)} of it in backward passes, in no module's backward"
-            return text + (in_backward if alone_ns else "") + _accumulation_text(measured, often)
+            totals = measured.summary.overview.communication if measured.summary.overview else {}
+            a_step = [Operator(name, total.calls / measured.steps, 0.0) for name, total in totals.items()]
+            frequent = [operator for operator in a_step if operator.calls >= _MIN_PER_STEP]
+            text = f", for what is sent, or for other ranks; a step has {calls_text(frequent)}" if frequent else ""
+            in_backward = f"; {short_ms(backward_ns)} of it in backward passes, in no module's backward"
+            return text + (in_backward if backward_ns else "") + _accumulation_text(measured, frequent)
         case "other" if between:
             return ": what the program prepares, or waits for"
         case "other":
-            after = max(measured.other_ns, key=lambda name: measured.other_ns[name])
-            return f"; {measured.other_ns[after] / (sum(measured.other_ns.values()) or 1):.0%} of it follows {after}"
+            ns_after = measured.other_ns_after
+            previous = max(ns_after, key=lambda name: ns_after[name])
+            return f"; {ns_after[previous] / (sum(ns_after.values()) or 1):.0%} of it follows {previous}"
         case "evaluation":
             return measured.graph_of_evaluations
         case "gc":
@@ -223,249 +238,258 @@ def _details(measured: Measured, part: str, alone_ns: float, *, between: bool) -
     return ""
 
 
-def _accumulation_text(measured: Measured, often: Sequence[Operator]) -> str:
-    """Say how often DistributedDataParallel runs in a step, if it is more than once, and collectives are as many."""
+def _accumulation_text(measured: RuleInput, frequent: Sequence[Operator]) -> str:
+    """Return a clause if DistributedDataParallel, and a collective with it, runs more than once in a step."""
     runs = [
-        int(backed)
-        for row, backed in zip(measured.rows, measured.runs.backed, strict=True)
+        int(calls)
+        for row, calls in zip(measured.rows, measured.runs.calls_with_backward, strict=True)
         if row.module_class == "DistributedDataParallel"
     ]
     times = max(runs, default=0) / measured.steps
-    if times < 2 or not any(each.calls >= times for each in often):
+    if times < 2 or not any(operator.calls >= times for operator in frequent):
         return ""
     return (
         f"; the model runs {times_text(times)} a step: if gradients are summed up, no_sync() leaves these to the last"
     )
 
 
-def _beside_optimizers(measured: Measured, notes: NotedSteps) -> Finding | None:
-    """Return that clipping, a scheduler or the like, the longest of them, takes a large share of the steps."""
-    for each in measured.ranges_of("optimizer"):
-        calls = each.calls / measured.steps
-        per_step = each.p50_ns * calls
-        is_step = each.range.endswith(".step") and not each.range.startswith("LRScheduler.")
-        zeros = notes.zeros if "zero_grad" in each.range else []
-        least = _LARGE_LOOP if calls >= _MANY_OPTIMIZERS or zeros else _LARGE_BESIDE
-        if not is_step and per_step >= max(least * measured.usual_ns, measured.brief_ns):
-            evidence = f"{times_text(calls)} a step, {short_ms(each.p50_ns)} each (median)"
+def _find_large_optimizer_helper(measured: RuleInput, notes: NotedSteps) -> Finding | None:
+    """Return a finding for the longest range such as clipping or a scheduler that has a large share of the steps."""
+    for times in measured.ranges_of("optimizer"):
+        calls = times.calls / measured.steps
+        per_step = times.p50_ns * calls
+        is_step = times.range.endswith(".step") and not times.range.startswith("LRScheduler.")
+        fills = notes.zero_fills if "zero_grad" in times.range else []
+        min_share = _MIN_PARAMETER_LOOP_SHARE if calls >= _MANY_OPTIMIZERS or fills else _MIN_HELPER_SHARE
+        if not is_step and per_step >= max(min_share * measured.median_step_ns, measured.min_ns):
+            evidence = f"{times_text(calls)} a step, {short_ms(times.p50_ns)} each (median)"
             evidence += ": a loop, where one call takes all parameters" if calls >= _MANY_OPTIMIZERS else ""
-            evidence += f"; it runs {calls_text(zeros)}: set_to_none=True, torch's default, fills none" if zeros else ""
-            what, where, part = "takes a large share", each.range, "optimizer"
-            return measured.finding(what, where, part, evidence=evidence, show="--ranges", ns=per_step)
+            evidence += f"; it runs {calls_text(fills)}: set_to_none=True, torch's default, fills none" if fills else ""
+            title, where, part = "takes a large share", times.range, "optimizer"
+            return measured.finding(title, where, part, evidence=evidence, show="--ranges", ns=per_step)
     return None
 
 
-def _backward_alone(measured: Measured, part: str) -> Int64Array:
-    """Return int64[steps], how long backward passes last while no module's backward runs: of the loss, or waiting.
+def _backward_outside_modules(measured: RuleInput, part: str) -> Int64Array:
+    """Return int64[steps], ns of backward passes while no module's backward runs: of the loss, or of communication.
 
-    It is no loss if there are other ranks to wait for, or if passes over kept graphs may differentiate gradients, and
-    waiting only beside what counts as communication already.
+    With other ranks, this time is waiting, and counts if the part communication exists. Otherwise it belongs to the
+    loss, unless passes over kept graphs may differentiate gradients.
     """
     steps, with_ranks = measured.summary.steps.counted.columns, bool(measured.ranges_of("communication"))
-    is_kept = part == "loss" and measured.runs.passes_again.sum() >= _MOST_STEPS * measured.steps
+    is_kept = part == "loss" and measured.runs.extra_passes.sum() >= _MIN_PER_STEP * measured.steps
     is_known = len(steps.step) == measured.steps and part in ("loss", "communication") and not is_kept
     if not is_known or with_ranks == (part == "loss"):
         return np.zeros(measured.steps, np.int64)
-    own_ns = measured.of_part("backward") + measured.of_part("recompute") if with_ranks else steps.backward_pass_ns
-    return np.asarray(np.maximum(own_ns - steps.backward_ns - steps.recompute_ns, 0))
+    pass_ns = measured.part_ns("backward") + measured.part_ns("recompute") if with_ranks else steps.backward_pass_ns
+    return np.asarray(np.maximum(pass_ns - steps.backward_ns - steps.recompute_ns, 0))
 
 
 def _has_small_groups(optimizer: Mapping[str, Any]) -> bool:
     groups, tensors = int(optimizer.get("groups", 0)), int(optimizer.get("tensors", 0))
-    return groups >= _MANY_GROUPS and tensors < _IN_GROUP * groups
+    return groups >= _MANY_GROUPS and tensors < _MAX_GROUP_TENSORS * groups
 
 
-def _described(optimizer: Mapping[str, Any]) -> str:
-    """Say how an optimizer updates how many tensors, and whether its step has hooks: what is known of that."""
+def _description(optimizer: Mapping[str, Any]) -> str:
+    """Return a clause with an optimizer's class, tensors, way to update them, and hooks, as far as known."""
     tensors, how, hooks = (optimizer.get(name) for name in ("tensors", "how", "hooks"))
-    said: str = optimizer.get("class", "an optimizer")
-    said += f" updates {counted(tensors, 'tensor')} {how}" if tensors is not None and how else ""
-    said += f" in {optimizer['groups']:,} groups, of which one can have all" if _has_small_groups(optimizer) else ""
-    return said + (f" and has {counted(hooks, 'hook')}" if hooks else "")
+    text: str = optimizer.get("class", "an optimizer")
+    text += f" updates {counted(tensors, 'tensor')} {how}" if tensors is not None and how else ""
+    text += f" in {optimizer['groups']:,} groups, of which one can have all" if _has_small_groups(optimizer) else ""
+    return text + (f" and has {counted(hooks, 'hook')}" if hooks else "")
 
 
-def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def find_host_time(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
-    if measured.steps < LEAST_STEPS:
+    if measured.steps < MIN_STEPS:
         return
-    rows, trains, hold = measured.rows, measured.trains, measured.holders
-    compose = {outer for around in measured.outer.values() for outer in around[1:]}
-    own_ns, waits_ns = measured.own_low_ns, _waits_in_forward(measured)
+    rows, trains, holders = measured.rows, measured.trains, measured.holders
+    outer_holders = {fqn for fqns in measured.outer.values() for fqn in fqns[1:]}
+    own_ns, waits_ns = measured.own_p10_ns, _waits_in_forward(measured)
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rows):
+        max_ratio = _MAX_HOLDER_BACKWARD_RATIO if row.fqn in holders else _MAX_BACKWARD_RATIO
         if (
-            measured.calls[index] >= _MOST_STEPS
-            # On a CPU random numbers take longer than all else: 0.05 of it in backward.
+            measured.calls[index] >= _MIN_PER_STEP
+            # On a CPU, making random numbers dominates dropout: its backward is 0.05 of its forward.
             and "Drop" not in row.module_class
-            and (measured.runs.backed[index] if trains else row.fqn in compose)
-            and row.backward_self_ns
-            < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE)
-            * (measured.runs.own_ns[index] - measured.stops_ns(index))
+            and (measured.runs.calls_with_backward[index] if trains else row.fqn in outer_holders)
+            and row.backward_self_ns < max_ratio * (measured.runs.own_forward_ns[index] - measured.stops_ns(index))
             and not measured.is_wrapper(row)
         ):
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
     for (place, module_class), members in by_place.items():
-        each = [min(max(own_ns[index], 0.0), measured.runs.own_ns[index] / max(measured.steps, 1)) for index in members]
+        forwards_ns = measured.runs.own_forward_ns[members]
+        member_ns = np.minimum(np.maximum(own_ns[members], 0.0), forwards_ns / max(measured.steps, 1))
         own_backward_ns = sum(rows[index].backward_self_ns for index in members) / measured.steps
-        own_forward_ns = per_step = sum(each) - waits_ns
-        ratio = own_backward_ns * measured.steps / max(int(measured.runs.own_ns[members].sum()), 1)
-        per_step *= 1 if ratio < _BACKWARD_SHARE else 1 - ratio
-        is_sure = ratio < _NO_BACKWARD_SHARE and hold.isdisjoint(rows[index].fqn for index in members)
-        least = _HOST_SHARE_OF_CALLS if not trains else _SURE_HOST_SHARE if is_sure else _HOST_SHARE
-        if per_step < max(least * measured.usual_ns, measured.brief_ns * measured.looks):
+        own_forward_ns = per_step = float(sum(member_ns)) - waits_ns
+        ratio = own_backward_ns * measured.steps / max(int(forwards_ns.sum()), 1)
+        per_step *= 1 if ratio < _MAX_BACKWARD_RATIO else 1 - ratio
+        is_sure = ratio < _MAX_NO_BACKWARD_RATIO and holders.isdisjoint(rows[index].fqn for index in members)
+        min_share = _MIN_SURE_HOST_SHARE if is_sure else _MIN_HOST_SHARE
+        if not trains:
+            min_share = _MIN_UNTRAINED_HOST_SHARE
+        if per_step < max(min_share * measured.median_step_ns, measured.min_ns * measured.samples_per_step):
             continue
-        first = rows[members[int(np.argmax(each))]]
+        first = rows[members[int(np.argmax(member_ns))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
-        evidence = f"own forward {short_ms(own_forward_ns)} a step{several}" + (
-            f", own backward {short_ms(own_backward_ns)}: Python or waiting"
-            if trains
-            else f" of {short_ms(measured.usual_ns)}, between inner modules: operators of its own, Python or waiting"
-        )
-        evidence += f"; {hooked}" if (hooked := notes.hooks_text(first.fqn)) else ""
-        what = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
-        yield measured.finding(what, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
+        evidence = f"own forward {short_ms(own_forward_ns)} a step{several}"
+        if trains:
+            evidence += f", own backward {short_ms(own_backward_ns)}: Python or waiting"
+        else:
+            evidence += f" of {short_ms(measured.median_step_ns)}, between inner modules: operators of its own, Python "
+            evidence += "or waiting"
+        evidence += f"; {hooks}" if (hooks := notes.hooks_text(first.fqn)) else ""
+        title = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
+        yield measured.finding(title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
 
 
-def _waits_in_forward(measured: Measured) -> float:
-    """Return how long modules wait for other ranks in a step's forward, which is of the part `communication`."""
-    waits_ns = float(measured.of_part("communication").mean())
+def _waits_in_forward(measured: RuleInput) -> float:
+    """Return the ns in a step's forward that modules wait for other ranks, in the part `communication`."""
+    waits_ns = float(measured.part_ns("communication").mean())
     if not waits_ns:
         return 0.0
     a_call = [row.forward_self_ns / max(row.calls, 1) for row in measured.rows]
-    forward_ns = float((measured.of_part("forward") + measured.of_part("loss")).mean())
+    forward_ns = float((measured.part_ns("forward") + measured.part_ns("loss")).mean())
     return min(waits_ns, max(0.0, float(np.dot(a_call, measured.calls)) - forward_ns))
 
 
-def find_reruns(measured: Measured) -> Iterator[Finding]:
-    """Yield the outermost modules whose forward runs more often than their backward, and what checkpointing costs."""
-    named: set[str] = set()
-    # Of compiled autograd no nodes are seen: its backward may be that of any graph.
-    is_unseen = not measured.runs.backed.any() and measured.of_part("backward").any()
+def find_reruns(measured: RuleInput) -> Iterator[Finding]:
+    """Yield modules that run more often than they must: extra runs, recompute, loops, parametrizations."""
+    seen: set[str] = set()
+    # Nodes of compiled autograd are not recorded: its backward may belong to any graph.
+    is_unseen = not measured.runs.calls_with_backward.any() and measured.part_ns("backward").any()
     for index, row in enumerate(measured.rows):
-        calls, backed, unused, alone_ns, backed_ns = (int(each[index]) for each in measured.runs[:5])
-        per_step = alone_ns / measured.steps
-        if per_step < max(measured.least_ns, measured.brief_ns):
+        calls, backwards, unused, plain_ns, trained_ns = (int(values[index]) for values in measured.runs[:5])
+        per_step = plain_ns / measured.steps
+        if per_step < max(measured.min_share_ns, measured.min_ns):
             continue
-        unused *= row.fqn not in measured.casts
-        if not is_unseen and not backed and unused >= max(_MOST_STEPS * max(calls, measured.steps), _ALWAYS):
-            yield _unused_graph(measured, row, calls, alone_ns)
-        if not measured.trains or not 0 < backed < calls:
+        if row.fqn in measured.cast_modules:
+            unused = 0
+        min_unused = max(_MIN_PER_STEP * max(calls, measured.steps), _MIN_UNUSED_RUNS)
+        if not is_unseen and not backwards and unused >= min_unused:
+            yield _unused_graph(measured, row, calls, plain_ns)
+        if not measured.trains or not 0 < backwards < calls:
             continue
-        alone = calls - backed
-        times = alone_ns / alone * backed / max(backed_ns, 1)
-        is_same = _MOST_STEPS * measured.steps <= alone <= backed and 1 / _SAME_WORK <= times <= _SAME_WORK
-        if named.isdisjoint(measured.outer[row.fqn]) and (unused or is_same):
-            evidence = (
-                f"forward {times_text(calls / measured.steps)} a step, backward {times_text(backed / measured.steps)}; "
-                f"forwards without a backward take {short_ms(alone_ns / alone)} each"
-            )
-            what = "runs forward more often than backward"
-            yield measured.finding(what, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
-        named.add(row.fqn)
-    yield from _passes_again(measured)
+        plain_calls = calls - backwards
+        ratio = plain_ns / plain_calls * backwards / max(trained_ns, 1)
+        is_same_count = _MIN_PER_STEP * measured.steps <= plain_calls <= backwards
+        is_same = is_same_count and 1 / _SAME_WORK_RATIO <= ratio <= _SAME_WORK_RATIO
+        if seen.isdisjoint(measured.outer[row.fqn]) and (unused or is_same):
+            evidence = f"forward {times_text(calls / measured.steps)} a step, backward "
+            evidence += f"{times_text(backwards / measured.steps)}; "
+            evidence += f"forwards without a backward take {short_ms(plain_ns / plain_calls)} each"
+            title = "runs forward more often than backward"
+            yield measured.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
+        seen.add(row.fqn)
+    yield from _extra_passes(measured)
     yield from _recompute(measured)
     yield from _loops(measured)
     yield from _parametrizations(measured)
 
 
-def _passes_again(measured: Measured) -> Iterator[Finding]:
+def _extra_passes(measured: RuleInput) -> Iterator[Finding]:
     """Yield the outermost modules whose graph is kept for one more backward pass in most steps."""
     runs = measured.runs
-    columns = (each.tolist() for each in (runs.backed, runs.passes_again, runs.passes_again_ns))
-    for row, backed, again, ns in zip(measured.rows, *columns, strict=True):
+    columns = (values.tolist() for values in (runs.calls_with_backward, runs.extra_passes, runs.extra_pass_ns))
+    for row, backwards, extra, ns in zip(measured.rows, *columns, strict=True):
         per_step = ns / measured.steps
-        if again >= _MOST_STEPS * measured.steps and per_step >= max(measured.least_ns, measured.brief_ns):
+        if extra >= _MIN_PER_STEP * measured.steps and per_step >= max(measured.min_share_ns, measured.min_ns):
             evidence = (
-                f"forward {times_text(backed / measured.steps)} a step, backward "
-                f"{times_text((backed + again) / measured.steps)}: its graph is kept (retain_graph, create_graph) for "
-                f"more, of {short_ms(ns / again)} each; one is enough for losses that are added before, "
+                f"forward {times_text(backwards / measured.steps)} a step, backward "
+                f"{times_text((backwards + extra) / measured.steps)}: its graph is kept (retain_graph, create_graph) "
+                f"for more, of {short_ms(ns / extra)} each; one is enough for losses that are added before, "
                 "and detach() keeps one out of what it does not train"
             )
-            what = "runs backward more often than forward"
-            yield measured.finding(what, row.fqn, "backward", evidence=evidence, show="--tree", ns=per_step)
+            title = "runs backward more often than forward"
+            yield measured.finding(title, row.fqn, "backward", evidence=evidence, show="--tree", ns=per_step)
 
 
-def _parametrizations(measured: Measured) -> Iterator[Finding]:
-    """Yield that weights are computed from others in each call, though nothing is trained that changes them."""
-    known = [
+def _parametrizations(measured: RuleInput) -> Iterator[Finding]:
+    """Yield a finding if calls compute parametrized weights anew, though nothing is trained that changes them."""
+    weights = [
         index
         for index, row in enumerate(measured.rows)
         if PARAMETRIZATIONS in row.fqn and "." not in row.fqn.rpartition(PARAMETRIZATIONS)[2]
     ]
-    per_step = float(measured.step_ns[known].sum())
-    if measured.runs.backed.any() or per_step < max(_LARGE_PARAMETRIZED * measured.usual_ns, measured.brief_ns):
+    per_step = float(measured.module_median_ns[weights].sum())
+    min_ns = max(_MIN_PARAMETRIZED_SHARE * measured.median_step_ns, measured.min_ns)
+    if measured.runs.calls_with_backward.any() or per_step < min_ns:
         return
-    longest = measured.rows[max(known, key=lambda index: measured.step_ns[index])].fqn
-    evidence = f"{counted(len(known), 'weight')}, {short_ms(per_step)} a step, though nothing is trained: "
+    longest = measured.rows[max(weights, key=lambda index: measured.module_median_ns[index])].fqn
+    evidence = f"{counted(len(weights), 'weight')}, {short_ms(per_step)} a step, though nothing is trained: "
     evidence += "parametrize.remove_parametrizations(), or parametrize.cached() around calls, computes them once"
-    what, where = "computes its parametrized weights in each call", longest.rpartition(PARAMETRIZATIONS)[0]
+    title, where = "computes its parametrized weights in each call", longest.rpartition(PARAMETRIZATIONS)[0]
     show = only_option(f"*{PARAMETRIZATIONS}*")
-    yield measured.finding(what, where, "forward", evidence=evidence, show=show, ns=per_step)
+    yield measured.finding(title, where, "forward", evidence=evidence, show=show, ns=per_step)
 
 
-def _loops(measured: Measured) -> Iterator[Finding]:
-    """Yield the outermost modules that are called many times, for a short time each, in each call of one around.
+def _loops(measured: RuleInput) -> Iterator[Finding]:
+    """Yield the outermost modules that are called many times, for a short time each, in each call of their parent.
 
-    Where none is around, it is in each step, of modules that train: a policy that plays waits for its next input.
+    A module without a parent counts by its calls in a step, if it trains: a policy's rollout waits for its next input.
     """
-    calls_of = {row.fqn: float(calls) for row, calls in zip(measured.rows, measured.calls, strict=True)}
+    calls_by_fqn = {row.fqn: float(calls) for row, calls in zip(measured.rows, measured.calls, strict=True)}
     by_place: dict[str, list[int]] = {}
     for index, row in enumerate(measured.rows):
-        if measured.outer[row.fqn] or measured.runs.backed[index] >= _MOST_STEPS * measured.runs.calls[index]:
+        has_backward = measured.runs.calls_with_backward[index] >= _MIN_PER_STEP * measured.runs.calls[index]
+        if measured.outer[row.fqn] or has_backward:
             by_place.setdefault(place_of(measured, row.fqn), []).append(index)
-    named: set[str] = set()
+    in_loops: set[str] = set()
     for place, members in sorted(by_place.items(), key=lambda item: item[0].count(".")):
         rows, calls = [measured.rows[index] for index in members], float(measured.calls[members].sum())
-        per_step, around = float(measured.step_ns[members].sum()), measured.outer[rows[0].fqn]
-        holders = {fqn for row in rows for fqn in measured.outer[row.fqn][:1]}
-        times = calls / max(sum(calls_of[fqn] for fqn in holders), 1e-9) if holders else calls
-        a_call = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
+        per_step, outer = float(measured.module_median_ns[members].sum()), measured.outer[rows[0].fqn]
+        parents = {fqn for row in rows for fqn in measured.outer[row.fqn][:1]}
+        times = calls / max(sum(calls_by_fqn[fqn] for fqn in parents), 1e-9) if parents else calls
+        call_ns = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
         # As for parts: a busy machine makes a mean several times as long.
-        a_call *= min(1.0, float(measured.low_ns[members].sum()) / max(per_step, 1.0))
-        # A list of many layers that follow each other is no loop: each is called once.
-        is_list = times < _CALLS_EACH * len(rows) / max(len(holders), 1)
-        if times < _LOOP_CALLS or is_list or a_call > _SHORT_NS or per_step < _LOOP_SHARE * measured.usual_ns:
+        call_ns *= min(1.0, float(measured.p10_ns[members].sum()) / max(per_step, 1.0))
+        # A list of many layers that follow each other is not a loop: each is called once.
+        is_list = times < _MIN_MODULE_CALLS * len(rows) / max(len(parents), 1)
+        is_short = call_ns <= _MAX_LOOP_CALL_NS
+        min_ns = _MIN_CALL_LOOP_SHARE * measured.median_step_ns
+        if times < _MIN_LOOP_CALLS or is_list or not is_short or per_step < min_ns:
             continue
-        if named.isdisjoint(around):
-            evidence = f"a call of {around[0]} calls it" if around else "a step calls it"
-            evidence += f" {times_text(times)}, {short_ms(a_call)} each in forward"
+        if in_loops.isdisjoint(outer):
+            evidence = f"a call of {outer[0]} calls it" if outer else "a step calls it"
+            evidence += f" {times_text(times)}, {short_ms(call_ns)} each in forward"
             evidence += f" ({len(rows)} modules {place})" if len(rows) > 1 else ""
             evidence += ": a loop in Python, of which fewer and larger calls take less"
-            first, what = max(rows, key=lambda row: row.in_steps_ns), "is called in a loop, for a short time each"
-            yield measured.finding(what, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
-        named.update(row.fqn for row in rows)
+            first, title = max(rows, key=lambda row: row.in_steps_ns), "is called in a loop, for a short time each"
+            yield measured.finding(title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
+        in_loops.update(row.fqn for row in rows)
 
 
-def _unused_graph(measured: Measured, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
+def _unused_graph(measured: RuleInput, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
     evidence = f"forward {times_text(calls / measured.steps)} a step, {short_ms(forward_ns / calls)} each, and never a "
     evidence += "backward: under torch.no_grad() it takes less time and memory"
-    around = measured.outer[row.fqn]
-    evidence += f"; no loss needs what it computes in {around[0]}" if around else ""
-    what = "builds a graph that no backward pass uses"
-    return measured.finding(what, row.fqn, "forward", evidence=evidence, show=only_option(row.fqn))
+    outer = measured.outer[row.fqn]
+    evidence += f"; no loss needs what it computes in {outer[0]}" if outer else ""
+    title = "builds a graph that no backward pass uses"
+    return measured.finding(title, row.fqn, "forward", evidence=evidence, show=only_option(row.fqn))
 
 
-def _recompute(measured: Measured) -> Iterator[Finding]:
-    total_ns = int(measured.of_part("recompute").sum())
+def _recompute(measured: RuleInput) -> Iterator[Finding]:
+    total_ns = int(measured.part_ns("recompute").sum())
     per_step = total_ns / max(measured.steps, 1)
-    if not total_ns or per_step < measured.least_ns:
+    if not total_ns or per_step < measured.min_share_ns:
         return
     overview = measured.summary.overview
-    whole = overview.recomputed if overview is not None else {}
-    again = {row.fqn: row for row in measured.rows if row.recompute_ns and row.module_class in whole}
-    outermost = [row for fqn, row in again.items() if again.keys().isdisjoint(measured.outer.get(fqn, ()))]
-    places: dict[str, list[str]] = {}
+    recomputed_classes = overview.recomputed if overview is not None else {}
+    recomputed = {row.fqn: row for row in measured.rows if row.recompute_ns and row.module_class in recomputed_classes}
+    outermost = [row for fqn, row in recomputed.items() if recomputed.keys().isdisjoint(measured.outer.get(fqn, ()))]
+    fqns_by_place: dict[str, list[str]] = {}
     for row in outermost:
-        places.setdefault(place_of(measured, row.fqn), []).append(row.fqn)
-    names = [place if fqns[1:] else fqns[0] for place, fqns in places.items()]
+        fqns_by_place.setdefault(place_of(measured, row.fqn), []).append(row.fqn)
+    names = [place if fqns[1:] else fqns[0] for place, fqns in fqns_by_place.items()]
     evidence = f"checkpointing runs {', '.join(names[:3])} again: {short_ms(per_step)} a step"
     rows = measured.summary.memory.rows if measured.summary.memory is not None else ()
-    saves = sum(
+    saved_bytes = sum(
         max(0, (row.retained_recompute_bytes or 0) - (row.retained_bytes or 0))
         for row in rows
-        if row.fqn in again and again.keys().isdisjoint(measured.outer.get(row.fqn, ()))
+        if row.fqn in recomputed and recomputed.keys().isdisjoint(measured.outer.get(row.fqn, ()))
     )
-    evidence += f", and saves about {format_bytes(saves)}" if saves else ""
+    evidence += f", and saves about {format_bytes(saved_bytes)}" if saved_bytes else ""
     where = outermost[0].fqn if outermost else None
-    what, show = "runs again in backward (recompute)", "--sort recompute"
-    yield measured.finding(what, where, "recompute", evidence=evidence, show=show, ns=per_step)
+    title, show = "runs again in backward (recompute)", "--sort recompute"
+    yield measured.finding(title, where, "recompute", evidence=evidence, show=show, ns=per_step)

@@ -12,7 +12,7 @@ from ...contents import place_in_lists
 from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
-from .finding import LEAST_SHARE, LEAST_STEPS, Finding, Measured, ms_range, only_option, times_text
+from .finding import MIN_SHARE, MIN_STEPS, Finding, RuleInput, ms_range, only_option, times_text
 from .noted import NotedSteps
 
 _LEAST_BYTES = 1 << 20
@@ -54,31 +54,34 @@ class _Outlier(NamedTuple):
     siblings: _Siblings
 
 
-def find_outliers(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+def find_outliers(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that take more than their siblings in most steps; then those with more FLOPs or memory."""
     rows, groups = measured.rows, list(_sibling_groups(measured, notes))
     named: set[int] = set()
-    if measured.steps >= LEAST_STEPS:
-        least = measured.least_ns
-        outliers = _innermost(measured, _outliers(measured.low_ns, groups, least))
+    if measured.steps >= MIN_STEPS:
+        least = measured.min_share_ns
+        outliers = _innermost(measured, _outliers(measured.p10_ns, groups, least))
         for outlier in outliers:
-            is_slower = measured.step_ns[outlier.row] > _LONGER * measured.step_ns[outlier.siblings.rows].max()
+            is_slower = (
+                measured.module_median_ns[outlier.row]
+                > _LONGER * measured.module_median_ns[outlier.siblings.rows].max()
+            )
             is_cold = outlier.row < outlier.siblings.rows.min() and outlier.excess <= least + _COLD_NS
             if is_slower and not is_cold and not _is_larger(measured, outlier):
                 named.add(outlier.row)
-                yield _time_finding(measured, outlier, notes, measured.step_ns)
+                yield _time_finding(measured, outlier, notes, measured.module_median_ns)
         yield from _own_outliers(measured, [group for group in groups if group.is_place], named, notes)
     flops = np.array([_flops_of_call(row) for row in rows])
     kept = np.array([row.retained_bytes or 0 for row in rows])
     most = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
-    for outlier in _innermost(measured, _outliers(flops, groups, LEAST_SHARE * flops.max(initial=0.0))):
+    for outlier in _innermost(measured, _outliers(flops, groups, MIN_SHARE * flops.max(initial=0.0))):
         if outlier.row not in named:
             named.add(outlier.row)
             times = flops[outlier.row] / max(float(np.median(flops[outlier.siblings.rows])), 1.0)
             yield _other_finding(
                 measured, outlier, "has more FLOPs than its siblings", f"{times:.3g} times as many a call"
             )
-    for outlier in _innermost(measured, _outliers(kept, groups, max(LEAST_SHARE * most, _LEAST_BYTES))):
+    for outlier in _innermost(measured, _outliers(kept, groups, max(MIN_SHARE * most, _LEAST_BYTES))):
         if outlier.row not in named:
             usual = format_bytes(int(np.median(kept[outlier.siblings.rows])))
             text = f"a forward call keeps {format_bytes(int(kept[outlier.row]))}, its siblings {usual}"
@@ -86,28 +89,28 @@ def find_outliers(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
 
 
 def _own_outliers(
-    measured: Measured, groups: Sequence[_Siblings], named: set[int], notes: NotedSteps
+    measured: RuleInput, groups: Sequence[_Siblings], named: set[int], notes: NotedSteps
 ) -> Iterator[Finding]:
     """Yield modules that hold others and take far more than their siblings beside these, if none is named there."""
     holds = np.array([row.fqn in measured.holders for row in measured.rows], np.bool_)
-    own_ns = np.where(holds, measured.own_usual_ns, 0.0)
+    own_ns = np.where(holds, measured.own_median_ns, 0.0)
     fqns = {measured.rows[row].fqn for row in named}
     around = {outer for fqn in fqns for outer in measured.outer[fqn]}
-    for outlier in _outliers(own_ns, groups, max(measured.least_ns, measured.brief_ns), _FAR_FROM).values():
+    for outlier in _outliers(own_ns, groups, max(measured.min_share_ns, measured.min_ns), _FAR_FROM).values():
         fqn = measured.rows[outlier.row].fqn
         # In their shortest steps too: a busy machine stops one of them in most.
-        is_longer = measured.own_low_ns[outlier.row] > _FAR_FROM * measured.own_low_ns[outlier.siblings.rows].max()
+        is_longer = measured.own_p10_ns[outlier.row] > _FAR_FROM * measured.own_p10_ns[outlier.siblings.rows].max()
         if is_longer and fqn not in fqns | around and fqns.isdisjoint(measured.outer[fqn]):
             named.add(outlier.row)
             yield _time_finding(measured, outlier, notes, own_ns)
 
 
-def place_of(measured: Measured, fqn: str) -> str:
+def place_of(measured: RuleInput, fqn: str) -> str:
     """Return the name with `*` for its places in lists, see `place_in_lists`."""
     return place_in_lists(fqn, measured.outer)
 
 
-def _sibling_groups(measured: Measured, notes: NotedSteps) -> Iterator[_Siblings]:
+def _sibling_groups(measured: RuleInput, notes: NotedSteps) -> Iterator[_Siblings]:
     by_key: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
         if not row.fqn or not measured.runs.calls[index]:
@@ -144,7 +147,7 @@ def _outliers(
     return found
 
 
-def _innermost(measured: Measured, outliers: dict[int, _Outlier]) -> list[_Outlier]:
+def _innermost(measured: RuleInput, outliers: dict[int, _Outlier]) -> list[_Outlier]:
     """Leave out modules that differ by one inside them, and those inside of one that differs by several."""
     at = {measured.rows[row].fqn: row for row in outliers}
     left_out: set[int] = set()
@@ -160,18 +163,18 @@ def _innermost(measured: Measured, outliers: dict[int, _Outlier]) -> list[_Outli
     return [outlier for row, outlier in outliers.items() if row not in left_out]
 
 
-def _is_larger(measured: Measured, outlier: _Outlier) -> bool:
+def _is_larger(measured: RuleInput, outlier: _Outlier) -> bool:
     """Whether a module in no list has more to compute: then its backward is longer as well."""
     row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
     usual = float(np.median([one.backward_ns / max(one.calls, 1) for one in siblings]))
     return not outlier.siblings.is_place and row.backward_ns / max(row.calls, 1) > _DIFFERS * usual > 0
 
 
-def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
+def _time_finding(measured: RuleInput, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
     """Return that a module is slower, by such times in a step: of all modules, or what they take themselves."""
     row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
     said = [f"{ms_range([ns[outlier.row]])} a step, its siblings {ms_range(ns[outlier.siblings.rows])}"]
-    said[0] += " (medians)" if ns is measured.step_ns else " themselves, beside inner modules (medians)"
+    said[0] += " (medians)" if ns is measured.module_median_ns else " themselves, beside inner modules (medians)"
     calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings.rows]))
     classes = _classes(siblings)
     what = "is slower than its siblings"
@@ -198,7 +201,9 @@ def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps, ns: 
     return measured.finding(what, row.fqn, part, evidence=", ".join(filter(None, said)), show=show, ns=outlier.excess)
 
 
-def _other_finding(measured: Measured, outlier: _Outlier, what: str, evidence: str, option: str = "--flops") -> Finding:
+def _other_finding(
+    measured: RuleInput, outlier: _Outlier, what: str, evidence: str, option: str = "--flops"
+) -> Finding:
     row = measured.rows[outlier.row]
     classes = _classes(measured.rows[index] for index in outlier.siblings.rows.tolist())
     if row.module_class not in classes:
@@ -222,7 +227,7 @@ def _part_of(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> str:
     return phases[int(np.argmax([_more_a_call(row, siblings, f"{phase}_ns") for phase in phases]))]
 
 
-def _is_own(measured: Measured, row: ModuleTimes, siblings: Sequence[ModuleTimes], part: str) -> bool:
+def _is_own(measured: RuleInput, row: ModuleTimes, siblings: Sequence[ModuleTimes], part: str) -> bool:
     """Whether what a module takes more in a phase is outside of its inner modules, of which it has some."""
     own = _more_a_call(row, siblings, f"{part}_self_ns") >= _EXPLAINS * _more_a_call(row, siblings, f"{part}_ns")
     return own and any(around[:1] == [row.fqn] for around in measured.outer.values())
