@@ -63,9 +63,7 @@ def test_compiled_regions_are_named_as_what_is_not_seen_whole() -> None:
 
     assert flops is not None
     assert flops.unseen == ["Sequential"]
-    assert (
-        flops_lines(flops)[-1] == "not counted: what generated kernels or a replayed graph compute inside of Sequential"
-    )
+    assert flops_lines(flops)[-1] == "not counted: the work of generated kernels or a replayed graph in Sequential"
 
 
 @pytest.mark.parametrize("case", CASES)

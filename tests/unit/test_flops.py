@@ -82,8 +82,8 @@ def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
     assert [rate.peak_share for rate in at_peak.rates] == [pytest.approx(flops / ns / 10) for *_, flops, ns in rates]
     assert summary.tables["flops"].to("text").splitlines()[:4] == [
         "a step: at least 0.000 GFLOP (median); counted in step 0",
-        "outside of modules: 0.000 GFLOP in these steps",
-        "FLOPs of 3 spans are unknown: no call alike was counted",
+        "outside modules: 0.000 GFLOP in these steps",
+        "FLOPs of 3 spans are unknown: no similar call was counted",
         "not counted, as torch has no formula: aten::rnn",
     ]
 
