@@ -133,8 +133,8 @@ def test_kinds_take_no_more_than_modules_leave() -> None:
         holders_table(memory)
         .notes[0]
         .endswith(
-            "; parameters: of modules called by then; gradients, optimizer state: what backward passes and optimizers' "
-            "steps allocated; other: held before the step, or by no module"
+            "; parameters: of modules called by then; gradients, optimizer state: allocated by backward passes and "
+            "optimizers' steps; other: held before the step, or by no module"
         )
     )
 
@@ -162,8 +162,8 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
         "Net              Net         20 B        100 B    100 B      90 B",
         "b                Linear      50 B         90 B     50 B      90 B",
         "a                Linear     -20 B         40 B     40 B",
-        "retained: held at the end of a call less at its begin, median; saved: by its calls for a backward pass, mean; "
-        "peak inside: the most held inside less at its begin, then by phase",
+        "retained: held at the end of a call minus at its start, median; saved: by its calls for a backward pass, "
+        "mean; peak inside: maximum held inside minus at its start, then by phase",
         "",
         "held at the peak by (in Net)  bytes     %",
         "b                             140 B  56.0",

@@ -1,4 +1,4 @@
-"""Memory that modules took and kept, and who held it at the peak: rows and tables."""
+"""Memory that modules allocated and kept, and its holders at the peak: rows and tables."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 
 _NONE = INT64_MIN
-_NEAR = 0.2
-"""By which share what grows in a place may differ from what grows in all: the first steps have more, or less."""
+_MAX_GROWTH_DIFFERENCE = 0.2
+"""Maximum relative difference between a place's growth and the growth in all: first steps allocate more, or less."""
 
 
 class MemoryModule(NamedTuple):
-    """The memory of one module, in bytes; None if no call of that phase was counted from begin to end.
+    """The memory of one module, in bytes; None if memory was not counted throughout any call of that phase.
 
     Attributes:
         fqn: the module's fully qualified name; empty in a summary by class.
         module_class: the name of its class.
-        retained_bytes: what a forward call kept: held at its end less held at its begin; of the calls the median, the
-            lower one of two in the middle.
-        retained_recompute_bytes: the same of what a checkpoint ran again.
-        peak_bytes: the most held inside a call, or a span of backward, less held at its begin; of all phases.
-        peak_forward_bytes: of it, in forward.
-        peak_backward_bytes: of it, in backward.
-        peak_recompute_bytes: of it, in recompute.
-        saved_bytes: what its calls, with inner modules, keep for a backward pass: what they allocated with gradients
-            that is freed in or after the pass; the mean of the last passes of the recording.
+        retained_bytes: bytes held at the end of a forward call minus bytes held at its start; median of the calls, the
+            lower one of two middle values.
+        retained_recompute_bytes: `retained_bytes` of the calls that a checkpoint ran again.
+        peak_bytes: maximum held inside a call or a span of backward, minus the bytes held at its start; of all phases.
+        peak_forward_bytes: the maximum in forward.
+        peak_backward_bytes: the maximum in backward.
+        peak_recompute_bytes: the maximum in recompute.
+        saved_bytes: bytes that its calls, with inner modules, keep for a backward pass: allocated with gradients
+            enabled, and freed in or after the pass. The mean over the last passes of the recording.
     """
 
     fqn: str
@@ -55,12 +55,13 @@ class Holder(NamedTuple):
     """The bytes of one holder at the peak.
 
     Attributes:
-        fqn: its fully qualified name; `parameters`, `gradients`, `optimizer state`, if these are known; `no module` for
-            what grows from step to step outside of all these; or `other`: what else was held before the step, and
-            outside of modules.
-        bytes: what its own calls in that step kept by then, outside of inner ones; all that they hold if that grows.
-        saved_bytes: how much of that is for the backward pass, an estimate: at most what its calls keep for one; None
-            if that is not known.
+        fqn: fully qualified name of a module; `parameters`, `gradients` or `optimizer state`, if these are known;
+            `no module` for memory that grows from step to step outside all these; or `other`: all other memory that
+            was held before the step or allocated outside modules.
+        bytes: bytes that the module's own calls in that step, without inner ones, held at the peak; all that they ever
+            allocated and still hold if this grows.
+        saved_bytes: estimate of the part held for the backward pass, at most `MemoryModule.saved_bytes` without inner
+            modules; None if unknown.
     """
 
     fqn: str
@@ -69,19 +70,19 @@ class Holder(NamedTuple):
 
 
 class MemorySummary(NamedTuple):
-    """The memory of tensors, in bytes: on the GPU, else on the CPU of what was allocated while the process recorded.
+    """The memory of tensors in bytes: on the GPU, or without one the CPU memory allocated while the process recorded.
 
     Attributes:
-        rows: a row per module or class, in the order of the summary's.
-        peak_bytes: the most that they held at once.
-        peak_ns: when, Unix nanoseconds.
-        peak_seconds: when, in seconds from the first sample.
-        peak_step: the number of the step that it is in; None if it is in none.
-        holders: who held it, largest first, `other` last: they sum to `peak_bytes`.
-        process: the name of the process that held most; empty if only one counted.
-        sentences: why an allocation failed, and what grows from step to step, of the whole recording.
-        grown_in: where outside of modules what grows is allocated: `in` a range, or `between` two things; empty if
-            nothing grows there, or that is not clear.
+        rows: one per module or class, in the order of the summary's rows.
+        peak_bytes: maximum of the bytes held at one time.
+        peak_ns: time of the peak in Unix nanoseconds.
+        peak_seconds: time of the peak in seconds from the first sample.
+        peak_step: number of the step with the peak; None if the peak is outside steps.
+        holders: holders at the peak, largest first, `other` last; they sum to `peak_bytes`.
+        process: name of the process with the highest peak; empty if only one process counted memory.
+        sentences: sentences about failed allocations and growth from step to step, of the whole recording.
+        grown_in: place outside modules that allocates the growing memory: `in` a range, or `between` two things; empty
+            if no memory grows there, or the place is not clear.
     """
 
     rows: tuple[MemoryModule, ...]
@@ -96,99 +97,108 @@ class MemorySummary(NamedTuple):
 
 
 class MeasuredMemory(NamedTuple):
-    """The memory of one piece of a timeline, to which that of the others is added."""
+    """The memory of one piece of a timeline."""
 
-    calls: Int64Array  # int64[4, n]: phase, group, bytes retained, and how many calls retained as much
-    peaks: Int64Array  # int64[phases, groups], the most held inside a call; negative where none was counted
-    held: Holders  # who held most, when they did
-    step: int | None  # the number of the step that this is in; None if it is in none
-    grown: Mapping[str, int]  # by how many bytes what is held grew in each place outside of modules, if that grows
-    steps: int  # how many there are
+    calls: Int64Array  # int64[4, n]: phase, group, bytes retained, and the number of calls that retained these bytes
+    peaks: Int64Array  # int64[phases, groups], maximum held inside a call; negative if no call was counted
+    holders: Holders  # holders at the peak of the piece
+    step: int | None  # number of the step with the peak; None if it is outside steps
+    growth: Mapping[str, int]  # growth in bytes of each place outside modules, if memory grows there
+    steps: int  # number of steps
 
 
 def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> MeasuredMemory | None:
-    """Return what modules of a piece of a timeline took; None if it does not say."""
-    calls, held = measure_calls(timeline), find_holders(timeline)
-    if calls is None or held is None:
+    """Return the memory of a piece of a timeline; None if it was not recorded."""
+    calls, holders = measure_calls(timeline), find_holders(timeline)
+    if calls is None or holders is None:
         return None
     columns, is_known = timeline.columns, calls.known
     phase, group = columns.phase[is_known].astype(np.int64), groups.of_name[columns.name[is_known]]
     amounts, count = np.unique(np.stack([phase, group, calls.retained[is_known]]), axis=1, return_counts=True)
     peaks = np.full((len(PHASES), len(groups)), _NONE)
     np.maximum.at(peaks, (phase, group), calls.peak[is_known])
-    step = next(iter(steps.number[(steps.start <= held.time_ns) & (held.time_ns < steps.end)].tolist()), None)
-    grown = grown_in(timeline) if _grows_outside(timeline) else {}
-    return MeasuredMemory(np.concatenate([amounts, [count]]), peaks, held, step, grown, len(steps.number))
+    step = next(iter(steps.number[(steps.start <= holders.time_ns) & (holders.time_ns < steps.end)].tolist()), None)
+    growth = grown_in(timeline) if _growth_outside(timeline) else {}
+    return MeasuredMemory(np.concatenate([amounts, [count]]), peaks, holders, step, growth, len(steps.number))
 
 
-def _grows_outside(timeline: "Timeline") -> int:
-    """Return by how many bytes a step that grows which no module allocates; 0 if it does not."""
-    grows: int = timeline.metadata.get(MEMORY, {}).get("grows_by", {}).get(OUTSIDE, 0)
-    return max(grows, 0)
+def _growth_outside(timeline: "Timeline") -> int:
+    """Return the bytes per step by which memory allocated outside modules grows; 0 if it does not grow."""
+    growth: int = timeline.metadata.get(MEMORY, {}).get("grows_by", {}).get(OUTSIDE, 0)
+    return max(growth, 0)
 
 
-def _place_of_growth(pieces: Sequence[MeasuredMemory], grows: int) -> str:
-    """Return the place that grows by so many bytes a step: elsewhere what is allocated is freed, or comes to less."""
-    grown: Counter[str] = Counter()
+def _place_of_growth(pieces: Sequence[MeasuredMemory], step_growth: int) -> str:
+    """Return the place whose retained bytes grow by `step_growth` per step; empty if no place does."""
+    growth: Counter[str] = Counter()
     for piece in pieces:
-        grown.update(piece.grown)
+        growth.update(piece.growth)
     steps = max(sum(piece.steps for piece in pieces), 1)
-    place = min(grown, key=lambda place: abs(grown[place] / steps - grows), default="")
-    return place if place and abs(grown[place] / steps - grows) <= _NEAR * grows else ""
+    place = min(growth, key=lambda place: abs(growth[place] / steps - step_growth), default="")
+    is_near = abs(growth[place] / steps - step_growth) <= _MAX_GROWTH_DIFFERENCE * step_growth
+    return place if is_near else ""
 
 
 def summarize_memory(
     timeline: "Timeline", groups: Groups, order: list[int], pieces: Sequence[MeasuredMemory]
 ) -> MemorySummary | None:
-    """Return what modules took, of all pieces, of which the timeline is the last; None if it does not say."""
+    """Return the memory of all pieces, the last of which is `timeline`; None if it was not recorded."""
     if not pieces:
         return None
-    phase, group, retained, alike = np.concatenate([piece.calls for piece in pieces], axis=1)
-    rows_of = phase == FORWARD, phase == RECOMPUTE
-    medians = [_medians(group[rows], retained[rows], alike[rows]) for rows in rows_of]
-    most = np.full((len(PHASES), len(groups)), _NONE)
+    phase, group, retained, call_count = np.concatenate([piece.calls for piece in pieces], axis=1)
+    medians = [
+        _medians(group[rows], retained[rows], call_count[rows]) for rows in (phase == FORWARD, phase == RECOMPUTE)
+    ]
+    peaks = np.full((len(PHASES), len(groups)), _NONE)
     for piece in pieces:
         # Groups of ranges follow those of modules, and not all pieces have them.
         count = min(len(groups), piece.peaks.shape[1])
-        np.maximum(most[:, :count], piece.peaks[:, :count], out=most[:, :count])
-    table = np.vstack([most.max(axis=0), most])
-    peaks = np.where(table == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
-    _, _, held, step, *_ = max(pieces, key=lambda piece: piece.held.held)
-    begin_ns = pieces[0].held.begin_ns
+        np.maximum(peaks[:, :count], piece.peaks[:, :count], out=peaks[:, :count])
+    table = np.vstack([peaks.max(axis=0), peaks])
+    peak_rows = np.where(table == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
+    peak_piece = max(pieces, key=lambda piece: piece.holders.held)
+    peak, first_ns = peak_piece.holders, pieces[0].holders.begin_ns
     facts = timeline.metadata.get(MEMORY, {})
-    saved = {} if held.process else facts.get("saved", {})  # of which process it is, is not known
+    saved = {} if peak.process else facts.get("saved", {})  # with several processes, it is unknown whose these are
     rows = tuple(
         MemoryModule(
             groups.fqns[index],
             groups.classes[index],
-            *(of_groups.get(index) for of_groups in medians),
-            *peaks[index],
+            *(median_of_group.get(index) for median_of_group in medians),
+            *peak_rows[index],
         )._replace(saved_bytes=_with_inner(saved, groups.fqns[index]))
         for index in order
     )
     holders = [
-        Holder(fqn, count, min(count, saved[fqn]) if fqn in saved else None) for fqn, count in held.by_fqn.items()
+        Holder(fqn, count, min(count, saved[fqn]) if fqn in saved else None) for fqn, count in peak.by_fqn.items()
     ]
-    holders.append(Holder("other", held.other))
-    sentences = tuple(facts.get("sentences", ()))
-    seconds, place = (held.time_ns - begin_ns) / 1e9, _place_of_growth(pieces, _grows_outside(timeline))
-    return MemorySummary(rows, held.held, held.time_ns, seconds, step, tuple(holders), held.process, sentences, place)
+    return MemorySummary(
+        rows=rows,
+        peak_bytes=peak.held,
+        peak_ns=peak.time_ns,
+        peak_seconds=(peak.time_ns - first_ns) / 1e9,
+        peak_step=peak_piece.step,
+        holders=(*holders, Holder("other", peak.other)),
+        process=peak.process,
+        sentences=tuple(facts.get("sentences", ())),
+        grown_in=_place_of_growth(pieces, _growth_outside(timeline)),
+    )
 
 
 def _with_inner(saved: Mapping[str, int], fqn: str) -> int | None:
-    """Return what a module and those in it keep; None if that is not known."""
+    """Return the saved bytes of a module with its inner modules; None if unknown."""
     counts = [count for name, count in saved.items() if fqn and f"{name}.".startswith(f"{fqn}.")]
     return sum(counts) if counts else None
 
 
 def _medians(group: Int64Array, value: Int64Array, count: Int64Array) -> dict[int, int]:
-    """Return the median of each group's values, of which there are as many as `count` says."""
+    """Return the median of each group's values; value i counts `count[i]` times."""
     order = np.lexsort((value, group))
-    group, value, until = group[order], value[order], np.cumsum(count[order])
+    group, value, total = group[order], value[order], np.cumsum(count[order])
     groups, first = np.unique(group, return_index=True)
-    before = np.append(0, until)[first]
-    counts = np.diff(np.append(before, until[-1:]))
-    middle = np.searchsorted(until, before + (counts - 1) // 2, side="right")
+    total_before = np.append(0, total)[first]
+    counts = np.diff(np.append(total_before, total[-1:]))
+    middle = np.searchsorted(total, total_before + (counts - 1) // 2, side="right")
     return dict(zip(groups.tolist(), value[middle].tolist(), strict=True))
 
 
@@ -205,12 +215,12 @@ _COLUMNS = (
     Column("recompute", "peak_recompute_bytes", _BYTES, 3),
 )
 _NOTE = (
-    "retained: held at the end of a call less at its begin, median; saved: by its calls for a backward pass, mean; "
-    "peak inside: the most held inside less at its begin, then by phase"
+    "retained: held at the end of a call minus at its start, median; saved: by its calls for a backward pass, mean; "
+    "peak inside: maximum held inside minus at its start, then by phase"
 )
 _KINDS_NOTE = (
-    "parameters: of modules called by then; gradients, optimizer state: what backward passes and optimizers' steps "
-    "allocated; other: held before the step, or by no module"
+    "parameters: of modules called by then; gradients, optimizer state: allocated by backward passes and optimizers' "
+    "steps; other: held before the step, or by no module"
 )
 _OTHER_NOTE = "other: held before the step (parameters, gradients, the optimizer's state), or by no module"
 
@@ -223,19 +233,19 @@ def memory_table(memory: MemorySummary) -> Table:
 
 
 def holders_table(memory: MemorySummary, limit: int | None = None) -> Table:
-    """Return the table of who held most: after `limit` rows the others are one, and `other` is the last."""
-    *named, other = memory.holders
-    limit = len(named) if limit is None else limit
-    rest = [Holder("more rows", sum(holder.bytes for holder in named[limit:]))] if named[limit:] else []
+    """Return the table of holders at the peak: `limit` rows, one row for the holders below them, and `other`."""
+    *holders, other = memory.holders
+    limit = len(holders) if limit is None else limit
+    more = [Holder("more rows", sum(holder.bytes for holder in holders[limit:]))] if holders[limit:] else []
     columns = (
         Column("held at the peak by", "fqn", MODULE),
         Column("bytes", "bytes", _BYTES),
         Column("%", lambda holder: holder.bytes / (memory.peak_bytes or 1), PERCENT),
         Column("of it saved, about", "saved_bytes", _BYTES, 1),
     )
-    where = f" in {memory.process}" if memory.process else ""
+    process = f" in {memory.process}" if memory.process else ""
     step = "" if memory.peak_step is None else f" in step {memory.peak_step},"
-    when = f"{step} {memory.peak_seconds:,.3f} s from the start"
+    time = f"{step} {memory.peak_seconds:,.3f} s from the start"
     note = _KINDS_NOTE if any(holder.fqn in OUTSIDE_CALLS for holder in memory.holders) else _OTHER_NOTE
-    together = f"together {format_bytes(memory.peak_bytes)}{where},{when}; {note}"
-    return Table(columns, [*named[:limit], *rest, other], fields_of(Holder), notes=(together,))
+    total = f"together {format_bytes(memory.peak_bytes)}{process},{time}; {note}"
+    return Table(columns, [*holders[:limit], *more, other], fields_of(Holder), notes=(total,))
