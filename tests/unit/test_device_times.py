@@ -339,11 +339,11 @@ def test_a_summary_is_shown_as_a_table_of_modules() -> None:
 
     assert device_table(device).to("text", 1).splitlines() == [
         "1 stream of devices: in modules 85.7 % of 7.000 ms, 2 gaps of 0.500 ms on average; ±4.3 µs on the host's clock"
-        "; 5 events dropped, as too many were not read yet",
+        "; 5 events dropped, because too many were still unread",
         "module  class  calls  total ms   self  forward  backward  latency p50",
         "Net     Net        2     6.000  2.000    4.000     2.000        3.250",
         "1 more module",
-        "times from event to event, with waits of the stream for the host; latency: from the begin on a thread until "
+        "times from event to event, with waits of the stream for the host; latency: from the start on a thread until "
         "the stream reached the event, which an idle stream does at once",
     ]
     assert summarize(without_gpu(two_calls())).device_text() == ""
@@ -370,7 +370,7 @@ def test_a_summary_as_markdown_and_html_has_the_table_of_devices_behind_that_of_
     summary = two_calls().summary()
     totals = (
         "1 stream of devices: in modules 85.7 % of 0.007 ms, 1 gap of 0.001 ms on average; ±0.6 µs on the host's clock"
-        "; 1 event dropped, as too many were not read yet; 1 event never read"
+        "; 1 event dropped, because too many were still unread; 1 event never read"
     )
 
     assert summary.to_markdown().splitlines()[-8:-2] == [

@@ -1,13 +1,13 @@
-"""Modules inside of regions that torch.compile made: their nodes, FLOPs and kernels in each graph.
+"""Modules inside regions that torch.compile compiled: their nodes, FLOPs and kernels in each graph.
 
 A region's graphs are in the metadata of a timeline as JSON values:
 
     graph          dynamo's number of the graph
-    unknown        why nothing is known of its nodes, or ""
-    work           of each module its name (`blocks.0: Block`, "" for the region), its nodes in forward, backward and
-                   recompute, and their FLOPs; without inner modules, -1 if they are not known
-    kernel_times   in a merged trace, of each module its path, the time of its kernels in these phases, with inner
-                   modules, and of that its share of kernels that are fused with other modules'
+    unknown        the reason why its nodes are unknown, or ""
+    work           per module: its name (`blocks.0: Block`, "" for the region), its numbers of nodes in forward,
+                   backward and recompute, and their FLOPs; without inner modules, -1 if unknown
+    kernel_times   in a merged trace, per module: its path, the times of its kernels in these phases with inner modules,
+                   and its share of the time of kernels that are fused with other modules'
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,24 +21,24 @@ _COUNTS = 6
 
 
 class CompiledModule(NamedTuple):
-    """One module in a compiled graph, with those inside it; None for what is not known.
+    """One module in a compiled graph, with its inner modules; unknown values are None.
 
     Attributes:
         fqn: the module's fully qualified name.
         module_class: the name of its class; empty for the region.
-        region: the span in which it runs.
+        region: name of the span that contains the graph.
         graph: torch.compile's number of the graph (`0/1`: compiled for the second time).
-        nodes_forward: operators in the forward graph.
-        nodes_backward: those in the backward graph.
-        nodes_recompute: of the forward, those that the backward graph runs again.
-        flops_forward: what the operators with a formula cost in one call.
-        flops_backward: the same, in backward.
-        flops_recompute: the same, of what runs again.
-        unknown: why nothing is known; else empty.
-        kernel_ns_forward: what the kernels took that a profiler saw, in all calls.
-        kernel_ns_backward: the same, in backward.
-        kernel_ns_recompute: the same, of what runs again.
-        kernel_ns_divided: of these, the module's share of kernels that are fused with other modules'.
+        nodes_forward: number of operators in the forward graph.
+        nodes_backward: number of operators in the backward graph.
+        nodes_recompute: number of forward operators that the backward graph runs again.
+        flops_forward: FLOPs of the forward operators with a formula, in one call.
+        flops_backward: FLOPs of the backward operators.
+        flops_recompute: FLOPs of the operators that run again.
+        unknown: reason why the counts are unknown; else empty.
+        kernel_ns_forward: time of the profiled kernels of all calls, in forward.
+        kernel_ns_backward: time of these kernels in backward.
+        kernel_ns_recompute: time of these kernels in recompute.
+        kernel_ns_divided: the part of these times that is the module's share of kernels fused with other modules'.
     """
 
     fqn: str
@@ -59,18 +59,18 @@ class CompiledModule(NamedTuple):
 
     @property
     def divided_share(self) -> float | None:
-        """Which share of the module's time is that of kernels that are fused with other modules'."""
+        """The share of the module's kernel time that comes from kernels fused with other modules'; None if unknown."""
         times = self.kernel_ns_forward, self.kernel_ns_backward, self.kernel_ns_recompute
         total = sum(time or 0 for time in times)
         return (self.kernel_ns_divided or 0) / total if total else None
 
 
-_TIMED = tuple(name for name in CompiledModule._fields if name.startswith("kernel_ns_"))
-_COUNTED = tuple(name for name in CompiledModule._fields if name.startswith(("nodes_", "flops_")))
+_TIME_FIELDS = tuple(name for name in CompiledModule._fields if name.startswith("kernel_ns_"))
+_COUNT_FIELDS = tuple(name for name in CompiledModule._fields if name.startswith(("nodes_", "flops_")))
 
 
 def compiled_modules(metadata: Mapping[str, Any]) -> list[CompiledModule]:
-    """Return the modules inside of what was compiled, in the order in which they run."""
+    """Return the modules inside compiled regions, in the order in which they run."""
     return [row for region, graph in compiled_graphs(metadata) for row in _modules_of(region, graph)]
 
 
@@ -82,14 +82,14 @@ def _modules_of(region: str, graph: Mapping[str, Any]) -> list[CompiledModule]:
         for outer in {"", *accumulate(path.split("."), "{}.{}".format)}:
             total = totals.setdefault(outer, [0] * _COUNTS)
             totals[outer] = [-1 if -1 in pair else sum(pair) for pair in zip(total, counts, strict=True)]
-    times = {path: took for path, *took in graph.get("kernel_times", ())}
+    times = {path: kernel_ns for path, *kernel_ns in graph.get("kernel_times", ())}
     number, unknown = str(graph.get("graph", "")), graph.get("unknown", "")
     rows = []
     for path, module_class in classes.items():
         row = CompiledModule(f"{region}.{path}" if path else region, module_class, region, number, unknown=unknown)
-        numbers: dict[str, Any] = {key: n for key, n in zip(_COUNTED, totals[path], strict=True) if n >= 0}
+        numbers: dict[str, Any] = {key: n for key, n in zip(_COUNT_FIELDS, totals[path], strict=True) if n >= 0}
         row = row if unknown else row._replace(**numbers)
-        rows.append(row._replace(**dict(zip(_TIMED, times.get(path, ()), strict=False))))
+        rows.append(row._replace(**dict(zip(_TIME_FIELDS, times.get(path, ()), strict=False))))
     return rows
 
 
@@ -110,15 +110,15 @@ _COLUMNS = (
     Column("GFLOP recompute", "flops_recompute", GIGA, 1, hidden_if="zero"),
 )
 _NOTE = "with inner modules, so that rows overlap; GFLOP: of one call, of operators that torch has a formula for"
-_KERNELS = (
-    "kernels: of the whole profile; one that is fused of several modules is divided by the bytes that each one's nodes "
-    "read and write, else equally; divided: which share of the time that is"
+_KERNELS_NOTE = (
+    "kernels: of the whole profile; a kernel fused of several modules is divided by the bytes that each module's nodes "
+    "read and write, or equally if these are unknown; divided: share of the time from such kernels"
 )
 
 
 def compiled_table(modules: Sequence[CompiledModule]) -> Table:
-    """Return the table of modules inside of what was compiled, and of which graphs nothing is known and why."""
+    """Return the table of modules inside compiled regions; above it, the graphs with unknown counts and the reasons."""
     unknown = dict.fromkeys((row.region, row.graph, row.unknown) for row in modules if row.unknown)
     lines = [f"not known of {region}, graph {graph or '?'}: {reason}" for region, graph, reason in unknown]
-    notes = (_NOTE, _KERNELS) if any(row.kernel_ns_forward is not None for row in modules) else (_NOTE,)
+    notes = (_NOTE, _KERNELS_NOTE) if any(row.kernel_ns_forward is not None for row in modules) else (_NOTE,)
     return Table(_COLUMNS, modules, fields_of(CompiledModule), lines, notes, "module")

@@ -24,14 +24,14 @@ class DeviceModule(NamedTuple):
     Attributes:
         fqn: the module's fully qualified name; empty in a summary by class.
         module_class: the name of its class.
-        calls: how many of its forwards were seen on a stream.
-        total_ns: of all phases together.
-        self_ns: of it, outside inner modules that have device times too.
-        forward_ns: of it, in forward.
-        backward_ns: of it, in backward.
-        recompute_ns: of it, in recompute.
-        latency_p50_ns: median over calls and phases: from the begin on a thread until a stream reached the
-            event; a device with nothing else to do reaches it at once.
+        calls: number of forward calls with device times.
+        total_ns: time of all phases together.
+        self_ns: the part of `total_ns` outside inner modules that have device times too.
+        forward_ns: the part of `total_ns` in forward.
+        backward_ns: the part of `total_ns` in backward.
+        recompute_ns: the part of `total_ns` in recompute.
+        latency_p50_ns: median latency of calls and phases: time from the start on a thread until a stream reached the
+            event; an idle stream reaches it at once.
     """
 
     fqn: str
@@ -49,14 +49,14 @@ class DeviceSummary(NamedTuple):
     """The times of all streams of devices; times are integer nanoseconds.
 
     Attributes:
-        rows: a row per module, or class, the one with the longest total first.
-        streams: how many there are.
-        length_ns: from the first begin to the last end of each stream's spans, together.
-        in_modules_ns: of it, in any module.
-        gaps: how often a stream left all modules and entered one again.
-        bound_ns: how far the times are off from the host's clock at most.
-        dropped: events that were not recorded, as too many had not been read.
-        unread: events that were never read.
+        rows: one per module or class, the longest total first.
+        streams: number of streams.
+        length_ns: total over streams of the time from the first start to the last end of their spans.
+        in_modules_ns: the part of `length_ns` in modules.
+        gaps: number of times between two modules of a stream in which it was in no module.
+        bound_ns: maximum difference of the times from the host's clock.
+        dropped: number of events that were not recorded because too many were still unread.
+        unread: number of events that were never read.
     """
 
     rows: tuple[DeviceModule, ...]
@@ -70,15 +70,15 @@ class DeviceSummary(NamedTuple):
 
 
 def summarize_device(timeline: "Timeline", by: GroupBy = "module") -> DeviceSummary | None:
-    """Return what streams did; None if the timeline has no device times. A merged profile has none."""
+    """Return the times of streams; None if the timeline has no device times, such as a merged profile."""
     bound = timeline.metadata.get("device_clock_bound_ns")
-    chosen = on_gpu(timeline)
-    if bound is None or not chosen.any():
+    is_device = on_gpu(timeline)
+    if bound is None or not is_device.any():
         return None
     columns = timeline.columns
-    rows = _rows(timeline, chosen, by)
+    rows = _rows(timeline, is_device, by)
     length = in_modules = gaps = 0
-    tracks = np.unique(columns.track[chosen])
+    tracks = np.unique(columns.track[is_device])
     for track in tracks.tolist():
         on_stream = columns.track == track
         busy = union_of(columns.start[on_stream], columns.end[on_stream])
@@ -89,39 +89,39 @@ def summarize_device(timeline: "Timeline", by: GroupBy = "module") -> DeviceSumm
     return DeviceSummary(rows, len(tracks), length, in_modules, gaps, bound, dropped, unread)
 
 
-def _rows(timeline: "Timeline", chosen: BoolArray, by: GroupBy) -> tuple[DeviceModule, ...]:
+def _rows(timeline: "Timeline", is_device: BoolArray, by: GroupBy) -> tuple[DeviceModule, ...]:
     columns, groups = timeline.columns, group_modules(tuple(timeline.names), by)
     count = len(groups)
     group = groups.of_name[columns.name]
-    outermost = chosen & is_outermost(columns, group)
+    outermost = is_device & is_outermost(columns, group)
     duration = times_in_phase(columns)
     totals = sums_at((len(PHASES), count), (columns.phase[outermost], group[outermost]), duration[outermost])
-    self_ns = sums_at(count, group[chosen], self_times(columns)[chosen])
-    calls = np.bincount(group[chosen & (columns.phase == FORWARD)], minlength=count)
-    latencies = _latencies(columns, chosen, groups.of_name, count)
+    self_ns = sums_at(count, group[is_device], self_times(columns)[is_device])
+    calls = np.bincount(group[is_device & (columns.phase == FORWARD)], minlength=count)
+    latencies = _latencies(columns, is_device, groups.of_name, count)
     modules = [
         DeviceModule(
             *(groups.fqns[row], groups.classes[row], int(calls[row]), int(totals[:, row].sum()), int(self_ns[row])),
             *(*totals[:, row].tolist(), median(latencies[row])),
         )
-        for row in np.unique(group[chosen]).tolist()
+        for row in np.unique(group[is_device]).tolist()
     ]
     return tuple(sorted(modules, key=lambda module: module.total_ns, reverse=True))
 
 
-def _latencies(columns: Slices, chosen: BoolArray, group_of_name: Int64Array, count: int) -> list[list[int]]:
-    """Return the latencies of the calls of each group, in each phase: from a thread's begin to that of a stream."""
+def _latencies(columns: Slices, is_device: BoolArray, group_of_name: Int64Array, count: int) -> list[list[int]]:
+    """Return the latencies of each group's calls in each phase: from the start on a thread to that on a stream."""
     latencies: list[list[int]] = [[] for _ in range(count)]
-    begun: list[dict[tuple[int, int, int], int]] = []
-    for side in (~chosen, chosen):
-        # Spans are in start order; the first of each call and phase counts.
+    start_of: list[dict[tuple[int, int, int], int]] = []
+    for side in (~is_device, is_device):
+        # Spans are in start order; only the first of each call and phase counts.
         rows = np.flatnonzero(side)[::-1]
         keys = zip(*(column[rows].tolist() for column in (columns.name, columns.call, columns.phase)), strict=True)
-        begun.append(dict(zip(keys, columns.start[rows].tolist(), strict=True)))
-    on_threads, on_streams = begun
+        start_of.append(dict(zip(keys, columns.start[rows].tolist(), strict=True)))
+    on_threads, on_streams = start_of
     for key, start in on_streams.items():
         if key in on_threads:
-            # At the moment itself, the bound of the clock can put the device before the host.
+            # The clock's error can put the device's start before the host's.
             latencies[group_of_name[key[0]]].append(max(start - on_threads[key], 0))
     return latencies
 
@@ -138,18 +138,18 @@ _COLUMNS = (
     Column("latency p50", "latency_p50_ns", MS, 1),
 )
 _NOTE = (
-    "times from event to event, with waits of the stream for the host; latency: from the begin on a thread until the "
+    "times from event to event, with waits of the stream for the host; latency: from the start on a thread until the "
     "stream reached the event, which an idle stream does at once"
 )
 
 
 def device_table(device: DeviceSummary) -> Table:
-    """Return the table of modules or classes, the one with the longest total first, and a line about all streams."""
+    """Return the table of modules or classes, the longest total first, and a line about all streams."""
     return Table(_COLUMNS, device.rows, fields_of(DeviceModule), (device_totals(device),), (_NOTE,), "module")
 
 
 def device_totals(device: DeviceSummary) -> str:
-    """Return how long the streams were in modules, their gaps, the bound of the clock, and what was lost."""
+    """Return a line about all streams: their time in modules, gaps, the clock's error bound, and lost events."""
     share = 100 * device.in_modules_ns / device.length_ns if device.length_ns else 0.0
     text = (
         f"{counted(device.streams, 'stream')} of devices: in modules {share:.1f} % of {device.length_ns / 1e6:,.3f} ms"
@@ -159,7 +159,7 @@ def device_totals(device: DeviceSummary) -> str:
         text += f", {counted(device.gaps, 'gap')} of {mean_ns / 1e6:.3f} ms on average"
     text += f"; ±{device.bound_ns / 1e3:.1f} µs on the host's clock"
     if device.dropped:
-        text += f"; {counted(device.dropped, 'event')} dropped, as too many were not read yet"
+        text += f"; {counted(device.dropped, 'event')} dropped, because too many were still unread"
     if device.unread:
         text += f"; {counted(device.unread, 'event')} never read"
     return text
