@@ -1,4 +1,4 @@
-"""The rows of a summary: what one module took, and which row contains which by name."""
+"""The rows of a summary: the times of one module, and the tree of rows by name."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,45 +13,46 @@ from ..contents import Name
 class ModuleTimes(NamedTuple):
     """The times of one module over the whole timeline; times are integer nanoseconds.
 
-    A self time leaves out what inner modules took. A total is the self time of the module and of those inside it, in
-    the same phase; a call within a call of the same module counts once. The totals of the three phases have no moment
-    in common. A call inside backward counts to its module and to those that contain it by name, not to the module in
-    whose backward it happens to be. GPU times are sums of the durations of kernels, memcpys and memsets, wherever
-    they overlap, without communication, which is counted apart; they are 0 in a summary without GPU columns.
+    A self time excludes inner modules. A total is the self time of the module and its inner modules in the same phase;
+    a call within a call of the same module counts once. The totals of the three phases do not overlap. A call inside
+    backward counts to its module and to the modules that contain it by name, not to the module whose backward called
+    it. GPU times are sums of the durations of kernels, memcpys and memsets, even if they overlap; communication is
+    counted apart. They are 0 in a summary without GPU columns.
 
     Attributes:
         fqn: the module's fully qualified name (`GPT.transformer.h.0`); empty in a summary by class.
         module_class: the name of its class (`Block`).
-        calls: how often its forward ran; a recompute is not a call.
+        calls: number of forward calls, without recomputes.
         forward_ns: total of forward on the CPU.
-        forward_self_ns: of it, outside inner modules.
+        forward_self_ns: the part of `forward_ns` outside inner modules.
         backward_ns: total of backward on the CPU, without the calls inside it.
-        backward_self_ns: of it, outside inner modules.
+        backward_self_ns: the part of `backward_ns` outside inner modules.
         recompute_ns: total of recompute on the CPU.
-        recompute_self_ns: of it, outside inner modules.
-        step_p50_ns: median, over the steps in which it ran, of the total of all phases in a step.
-        step_p95_ns: of these totals, the one that 95 % of the steps do not exceed.
-        retained_bytes: what a forward call kept, see `MemoryModule`; None if memory was not recorded.
-        peak_bytes: the most that tensors held inside a call or backward, less what they held at its begin; the same.
-        flops_forward: FLOPs of forward, with inner modules, as for times; None if they were not counted or are unknown.
-        flops_backward: the same of backward.
-        flops_recompute: the same of recompute.
-        in_steps_ns: of the total of all phases what is in whole steps, without evaluations, and all of other processes.
-            If no step is whole, all steps count.
-        kernels: kernels that the module itself launched.
-        gpu_forward_ns: GPU time launched in forward, by it or its inner modules.
-        gpu_forward_self_ns: of it, launched by itself.
-        gpu_backward_ns: the same of backward, recompute included.
-        gpu_backward_self_ns: of it, launched by itself.
-        gpu_recompute_ns: the same of recompute.
-        gpu_recompute_self_ns: of it, launched by itself.
-        kernel_ns: of the GPU self times together, kernels.
-        memcpy_ns: of the GPU self times together, memcpys.
-        memset_ns: of the GPU self times together, memsets.
-        collectives: operations of communication that the module itself launched: kernels of NCCL or RCCL, what else was
-            launched for a collective, and collectives of gloo, which run on the CPU.
-        communication_ns: durations of these, in all phases together; in no other GPU time.
-        communication_overlap_ns: of this, while the same device computed (for gloo: while any module ran).
+        recompute_self_ns: the part of `recompute_ns` outside inner modules.
+        step_p50_ns: median of the total of all phases in a step, over the steps in which the module ran.
+        step_p95_ns: 95th percentile of these totals.
+        retained_bytes: bytes that a forward call kept, see `MemoryModule`; None if memory was not recorded.
+        peak_bytes: maximum held inside a call or backward, see `MemoryModule`; None if memory was not recorded.
+        flops_forward: FLOPs of forward, with inner modules; None if they were not counted or are unknown.
+        flops_backward: FLOPs of backward.
+        flops_recompute: FLOPs of recompute.
+        in_steps_ns: the part of the total of all phases in whole steps without evaluations; for other processes the
+            whole total. If no step is whole, all steps count.
+        kernels: number of kernels that the module itself launched.
+        gpu_forward_ns: GPU time launched in forward, by the module or its inner modules.
+        gpu_forward_self_ns: the part of `gpu_forward_ns` that the module itself launched.
+        gpu_backward_ns: GPU time launched in backward, by the module or its inner modules.
+        gpu_backward_self_ns: the part of `gpu_backward_ns` that the module itself launched.
+        gpu_recompute_ns: GPU time launched in recompute, by the module or its inner modules.
+        gpu_recompute_self_ns: the part of `gpu_recompute_ns` that the module itself launched.
+        kernel_ns: time of kernels in the GPU self times of all phases.
+        memcpy_ns: time of memcpys in the GPU self times of all phases.
+        memset_ns: time of memsets in the GPU self times of all phases.
+        collectives: number of communication operations that the module itself launched: all device work of NCCL's or
+            RCCL's collectives, and the collectives of gloo, which run on the CPU.
+        communication_ns: total duration of these in all phases; not part of any other GPU time.
+        communication_overlap_ns: the part of `communication_ns` while the same device computed (gloo: while any module
+            ran).
     """
 
     fqn: str
@@ -92,7 +93,7 @@ class ModuleTimes(NamedTuple):
 
     @property
     def mean_ns(self) -> int:
-        """The CPU total of all phases per call, in whole nanoseconds; 0 where no call was seen."""
+        """The CPU total of all phases per call, in whole nanoseconds; 0 without a call."""
         return self.total_ns // self.calls if self.calls else 0
 
     @property
@@ -107,17 +108,17 @@ class ModuleTimes(NamedTuple):
 
 
 CPU_FIELDS = ModuleTimes._fields[: ModuleTimes._fields.index("kernels")]
-"""The fields of `ModuleTimes` that every summary has; the others are known only where there was a GPU."""
+"""The fields of `ModuleTimes` that every summary has; the other fields need a profiled GPU."""
 
 
 class GpuStepTimes(NamedTuple):
-    """Work that was launched on GPUs in one step; times are integer nanoseconds.
+    """GPU work that was launched in one step; times are integer nanoseconds.
 
     Attributes:
-        step: its number.
-        gpu_ns: durations of the kernels, memcpys and memsets that compute.
-        communication_ns: durations of what belongs to collectives, those of gloo on the CPU too.
-        communication_overlap_ns: of it, while the same device computed.
+        step: number of the step.
+        gpu_ns: total duration of kernels, memcpys and memsets, without communication.
+        communication_ns: total duration of collectives, including those of gloo on the CPU.
+        communication_overlap_ns: the part of `communication_ns` while the same device computed.
     """
 
     step: int
@@ -130,11 +131,11 @@ class GpuTotals(NamedTuple):
     """GPU time of a whole trace, in integer nanoseconds; the rows of its summary add up to it.
 
     Attributes:
-        kernel_ns: durations of all kernels that compute.
-        memcpy_ns: durations of all memcpys.
-        memset_ns: durations of all memsets.
-        communication_ns: durations of all that belongs to collectives, those of gloo on the CPU too.
-        communication_overlap_ns: of it, while the same device computed.
+        kernel_ns: total duration of kernels, without communication.
+        memcpy_ns: total duration of memcpys.
+        memset_ns: total duration of memsets.
+        communication_ns: total duration of collectives, including those of gloo on the CPU.
+        communication_overlap_ns: the part of `communication_ns` while the same device computed.
     """
 
     kernel_ns: int
@@ -148,21 +149,21 @@ GroupBy = Literal["module", "class"]
 
 
 class Groups(NamedTuple):
-    """The groups of a timeline's modules; each gets a row."""
+    """The groups of a timeline's modules; each group is a row of the summary."""
 
-    fqns: list[str]  # for each group the fully qualified name of its module; empty if a group is a class
-    classes: list[str]  # for each group the class of its modules
-    of_name: Int64Array  # int64[names], for each name of the timeline its group
-    inner_name: Int64Array  # int64[pairs], a name, ascending, …
-    # Int64[pairs], … and a group that it counts to: its own and, once each, those of the modules that contain it by
-    # their fully qualified names.
-    outer_group: Int64Array
+    fqns: list[str]  # fully qualified name of each group's module; empty if a group is a class
+    classes: list[str]  # class of each group's modules
+    of_name: Int64Array  # int64[names], the group of each name of the timeline
+    # (inner_name, outer_group) are the pairs of a name and each group that it counts to: its own group, and those of
+    # the modules that contain it by name. Each pair is there once.
+    inner_name: Int64Array  # int64[pairs], indices of names, ascending
+    outer_group: Int64Array  # int64[pairs], indices of groups
 
     def __len__(self) -> int:
         return len(self.classes)
 
 
-@lru_cache(1)  # a ring is summed up in pieces that mostly have the same names
+@lru_cache(1)  # most pieces of a ring have the same names
 def group_modules(names: tuple[Name, ...], by: GroupBy) -> Groups:
     """Return the groups of all modules, numbered in the order of `names`; names with one `fqn` are one module."""
     class_of: dict[str, str] = {}
@@ -187,7 +188,7 @@ def group_modules(names: tuple[Name, ...], by: GroupBy) -> Groups:
 
 
 def outer_modules(fqns: Sequence[str]) -> dict[str, list[str]]:
-    """Return for each fully qualified name those of the others that contain it, the innermost first."""
+    """Return, for each fully qualified name, the names of the list that contain it, the innermost first."""
     names = set(fqns)
     outer: dict[str, list[str]] = {}
     for fqn in fqns:
@@ -202,9 +203,9 @@ _SELF_FIELDS = tuple(field for field in ModuleTimes._fields if field.endswith("_
 
 
 def in_tree_order(rows: Sequence[ModuleTimes]) -> list[tuple[ModuleTimes, str, str]]:
-    """Return each row after the one that contains it by name; siblings keep the order they have in `rows`.
+    """Return (row, name, branch) in tree order: a row follows the row that contains it, siblings keep their order.
 
-    With it are its name below the row around it (`h.0`) and the lines of the tree in front of it (`│  ├─ `).
+    `name` is relative to the containing row (`h.0`); `branch` has the lines of the tree in front of it (`│  ├─ `).
     """
     outer = outer_modules([row.fqn for row in rows])
     inner: dict[str | None, list[ModuleTimes]] = {}
@@ -223,12 +224,12 @@ def in_tree_order(rows: Sequence[ModuleTimes]) -> list[tuple[ModuleTimes, str, s
 
 
 def fold_below(rows: Sequence[ModuleTimes], depth: int) -> list[ModuleTimes]:
-    """Return the rows on the first `depth` levels; the self times of those below are added to the row around them."""
+    """Return the rows of the first `depth` levels; self times of deeper rows are added to the row around them."""
     outer = outer_modules([row.fqn for row in rows])
-    kept = {row.fqn: row for row in rows if len(outer[row.fqn]) < depth}
+    upper_rows = {row.fqn: row for row in rows if len(outer[row.fqn]) < depth}
     for row in rows:
-        if row.fqn not in kept:
-            outer_row = kept[outer[row.fqn][-depth]]
+        if row.fqn not in upper_rows:
+            outer_row = upper_rows[outer[row.fqn][-depth]]
             sums = {field: getattr(outer_row, field) + getattr(row, field) for field in _SELF_FIELDS}
-            kept[outer_row.fqn] = outer_row._replace(**sums)
-    return list(kept.values())
+            upper_rows[outer_row.fqn] = outer_row._replace(**sums)
+    return list(upper_rows.values())
