@@ -1,4 +1,4 @@
-"""Steps in their parts, which of them are slow, and why: the part that made them so, and the module in it."""
+"""The parts of each step, and the slow steps with their causes: a part, and the module in it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class PartTimes(NamedTuple):
 
     Attributes:
         part: "data loading", "forward", "loss", "backward", "recompute", "communication", "optimizer", "gc", "compile",
-            "saving", "evaluation", the name of a range of the user's, or "other". The loss is from the end of forward
-            to the begin of backward; and in a loss module what is outside of the model that it calls. Communication is
+            "saving", "evaluation", the name of a user's range, or "other". The loss is from the end of forward to the
+            start of backward, and includes the time of a loss module outside the model that it calls. Communication is
             the time in which the thread of the step did nothing else.
-        total_ns: in all whole steps together; the totals of all parts are the time of these steps. If no step is whole,
-            all count.
-        p50_ns: the median over these steps.
-        p95_ns: what 95 % of them do not exceed.
-        share: of the time of these steps, from 0 to 1.
+        total_ns: time in all whole steps; the totals of all parts add up to the time of these steps. If no step is
+            whole, all steps count.
+        p50_ns: median over these steps.
+        p95_ns: 95th percentile over these steps.
+        share: share of the time of these steps, from 0 to 1.
     """
 
     part: str
@@ -47,11 +47,11 @@ class SlowPart(NamedTuple):
     """The part that made a step slow.
 
     Attributes:
-        part: its name.
-        took_ns: what it took in the step.
-        usual_ns: what it usually takes.
-        range: its longest range; empty if there is none.
-        module: the innermost module that took so much more; empty if none did.
+        part: name of the part.
+        took_ns: its time in the step.
+        usual_ns: its median time.
+        range: name of its longest range; empty without ranges.
+        module: the innermost module that explains the difference; empty if no module does.
     """
 
     part: str
@@ -65,12 +65,12 @@ class StepParts(NamedTuple):
     """The parts of one step.
 
     Attributes:
-        step: its number, from 0.
-        parts: nanoseconds by part, without those that are 0; they add up to the duration of the step.
-        cause: for a step that is much slower than others of its name, which part made it so, in a sentence; else None.
-            Evaluation makes no step slow: the sentence is about the time without it.
-        name: "step"; of a step that is a call or a range, what that is called.
-        slow_by: the part that `cause` is about; None without one.
+        step: number of the step, from 0.
+        parts: nanoseconds by part, without parts of 0 ns; they add up to the duration of the step.
+        cause: for a step that is much slower than others of its name, a sentence about the part that made it slow; else
+            None. Evaluation does not make a step slow: the sentence is about the time without it.
+        name: "step", or the name of the call or range that is the step.
+        slow_by: the part in `cause`; None without a cause.
     """
 
     step: int
@@ -86,8 +86,8 @@ class StepsInParts(LazyRows[StepParts]):
 
     bounds: StepBounds = NO_STEPS
     ns: Int64Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # int64[steps, parts]
-    parts: Sequence[str] = ()  # their names
-    # By index the sentence that says why a step was slow, and the part; in order.
+    parts: Sequence[str] = ()  # names of the parts
+    # By index of a slow step, ascending: `StepParts.cause` and `.slow_by`.
     causes: Mapping[int, tuple[str, SlowPart]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -99,75 +99,77 @@ class StepsInParts(LazyRows[StepParts]):
         return {number: index for index, number in enumerate(self.bounds.number.tolist())}
 
     def take(self, rows: AnyArray | slice) -> StepsInParts:
-        """Return some of the steps."""
-        kept = enumerate(np.arange(len(self))[rows].tolist() if self.causes else ())
-        causes = {index: self.causes[old] for index, old in kept if old in self.causes}
+        """Return the steps at the indices `rows`."""
+        old_indices = enumerate(np.arange(len(self))[rows].tolist() if self.causes else ())
+        causes = {index: self.causes[old] for index, old in old_indices if old in self.causes}
         return StepsInParts(self.bounds.take(rows), self.ns[rows], self.parts, causes)
 
     def _make(self, rows: slice) -> Iterator[StepParts]:
         columns = zip(self.bounds.number[rows].tolist(), self.bounds.name[rows], self.ns[rows].tolist(), strict=True)
         for index, (number, name, row) in enumerate(columns, rows.start):
             cause, slow_by = self.causes.get(index, (None, None))
-            parts = {part: took for part, took in zip(self.parts, row, strict=True) if took}
+            parts = {part: ns for part, ns in zip(self.parts, row, strict=True) if ns}
             yield StepParts(number, parts, cause, name, slow_by)
 
 
 def sum_up_parts(steps: StepsInParts) -> list[PartTimes]:
-    """Return each part over some steps, in the order of `order_parts`.
+    """Return the times of each part of the steps, in the order of `order_parts`.
 
-    If the steps have several names, percentiles are of those that took most.
+    If the steps have several names, percentiles cover the name with the longest total.
     """
-    total, named = steps.ns.sum(axis=1), steps.bounds.by_name()
-    took = {name: int(total[rows].sum()) for name, rows in named.items()}
-    most = max(took.values(), default=0)
-    usual = np.concatenate([np.zeros(0, np.int64), *(rows for name, rows in named.items() if took[name] == most)])
+    step_ns, rows_by_name = steps.ns.sum(axis=1), steps.bounds.by_name()
+    total_ns = {name: int(step_ns[rows].sum()) for name, rows in rows_by_name.items()}
+    longest_ns = max(total_ns.values(), default=0)
+    longest_rows = [rows for name, rows in rows_by_name.items() if total_ns[name] == longest_ns]
+    chosen_rows = np.concatenate([np.zeros(0, np.int64), *longest_rows])
     is_used = [ns.any() or name == OTHER for name, ns in zip(steps.parts, steps.ns.T, strict=True)]
     times = []
     for part in order_parts(steps.parts, np.array(is_used)) if len(steps) else ():
         ns = steps.ns[:, part]
-        share = int(ns.sum()) / int(total.sum()) if total.any() else 0.0
-        p50_ns, p95_ns = median(ns[usual]), nearest_rank(ns[usual], 0.95)
+        share = int(ns.sum()) / int(step_ns.sum()) if step_ns.any() else 0.0
+        p50_ns, p95_ns = median(ns[chosen_rows]), nearest_rank(ns[chosen_rows], 0.95)
         times.append(PartTimes(steps.parts[part], int(ns.sum()), p50_ns, p95_ns, share))
     return times
 
 
-_SLOW_BY = 0.25
-"""A slow step takes more than the median step by this share of it."""
-_SLOW_NS = 5_000_000
-"""And by this, in nanoseconds: for so long the system may stop any thread."""
-_SPREADS = 8
-"""The part that made a step slow takes as much more, and more by so many times its usual distance from its median."""
-_NEVER_USUAL = ("gc", "compile")
-_NAMED_PARTS = ("optimizer", "compile", "saving")
-"""The parts of which a sentence names the longest range."""
-_USUAL_FROM = 3
-"""Number of steps that must have any other part so that its median is over these steps."""
+_MIN_EXCESS_SHARE = 0.25
+"""A slow step exceeds the median step by at least this share of the median."""
+_MIN_EXCESS_NS = 5_000_000
+"""A slow step exceeds the median step by at least these nanoseconds: the system may stop any thread for so long."""
+_MIN_DEVIATIONS = 8
+"""The part that made a step slow exceeds its median as a slow step does, and by 8 median absolute deviations."""
+_RARE_PARTS = ("gc", "compile")
+"""Parts whose median is over all steps, because most steps do not have them."""
+_PARTS_WITH_RANGES = ("optimizer", "compile", "saving")
+"""Parts whose longest range is named in the sentence."""
+_MIN_STEPS_OF_PART = 3
+"""Minimum number of steps with any other part for its median to be over these steps, not over all."""
 
 
 def explain_steps(divided: DividedSteps, *, forward_of_calls: bool = False) -> StepsInParts:
-    """Return the parts of the steps, and why the slow ones were slow.
+    """Return the parts of the steps, and the causes of the slow steps.
 
-    A call with a longer prompt has more to do, so forward makes one slow only if that is asked for: see `name_places`.
+    A call with a longer prompt has more work, so forward is a cause only with `forward_of_calls`: see `name_places`.
     """
     bounds, ns, names, longest = divided[:4]
     causes: dict[int, tuple[str, SlowPart]] = {}
     for rows in bounds.by_name().values() if len(ns) else ():
         row_of = {step: row for row, step in enumerate(rows.tolist())} if longest else {}
-        of_rows = {(row_of[step], category): name for (step, category), name in longest.items() if step in row_of}
-        of_name = _causes(bounds.take(rows), ns[rows], names, of_rows, forward_of_calls)
-        causes |= {int(rows[row]): cause for row, cause in of_name.items()}
+        ranges = {(row_of[step], category): name for (step, category), name in longest.items() if step in row_of}
+        cause_of_row = _causes(bounds.take(rows), ns[rows], names, ranges, forward_of_calls)
+        causes |= {int(rows[row]): cause for row, cause in cause_of_row.items()}
     return StepsInParts(bounds, ns, names, dict(sorted(causes.items())))
 
 
 def slow_from_ns(median_ns: float) -> float:
-    """Return what a slow step takes more than, if the median step takes so long."""
-    return median_ns + max(_SLOW_BY * median_ns, _SLOW_NS)
+    """Return the duration above which a step is slow."""
+    return median_ns + max(_MIN_EXCESS_SHARE * median_ns, _MIN_EXCESS_NS)
 
 
 def _causes(
     bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str], by_forward: bool
 ) -> dict[int, tuple[str, SlowPart]]:
-    """Return for each slow step the sentence that says why it was, and the part."""
+    """Return, for each slow step, the sentence about its cause, and the part."""
     causes: dict[int, tuple[str, SlowPart]] = {}
     whole = np.flatnonzero(bounds.whole)
     if len(whole) < 4:
@@ -177,42 +179,44 @@ def _causes(
     ns = ns.copy()
     ns[:, evaluation] = 0
     duration = ns.sum(axis=1)
-    usual = np.array([_usual(part, name in _NEVER_USUAL) for part, name in zip(ns[whole].T, names, strict=True)])
-    limit = slow_from_ns(median := float(np.median(duration[whole])))
-    least = limit - median
-    longer = ns - usual[:, 0]
-    made_slow = longer > np.maximum(least, _SPREADS * usual[:, 1])
-    # First steps are slow by what they set up.
+    usual_ns, deviation_ns = np.array(
+        [_median_and_deviation(part, name in _RARE_PARTS) for part, name in zip(ns[whole].T, names, strict=True)]
+    ).T
+    median_ns = float(np.median(duration[whole]))
+    limit = slow_from_ns(median_ns)
+    excess = ns - usual_ns
+    made_slow = excess > np.maximum(limit - median_ns, _MIN_DEVIATIONS * deviation_ns)
+    # First steps are slow because they set things up: only a rare part counts, and only if it is the main cause.
     warm_up = whole[: max(warm_up_steps(duration[whole]), int(bounds.number[whole[0]] == 0))]
-    made_slow[warm_up] &= (longer[warm_up] == longer[warm_up].max(axis=1, keepdims=True)) & np.isin(names, _NEVER_USUAL)
-    if bounds.step_by != OPTIMIZER:  # a longer prompt is more to do, also between ranks
+    made_slow[warm_up] &= (excess[warm_up] == excess[warm_up].max(axis=1, keepdims=True)) & np.isin(names, _RARE_PARTS)
+    if bounds.step_by != OPTIMIZER:  # a longer prompt is more work, also between ranks
         forward, communication = names.index("forward"), names.index("communication")
         made_slow[:, communication] &= ~made_slow[:, forward]
         made_slow[:, forward] &= by_forward
     slow = (duration > limit) & made_slow.any(axis=1)
     for index in whole[slow[whole]].tolist():
-        part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
-        named = longest.get((index, names[part]), "") if names[part] in _NAMED_PARTS else ""
+        part = int(np.argmax(np.where(made_slow[index], excess[index], 0)))
+        range_name = longest.get((index, names[part]), "") if names[part] in _PARTS_WITH_RANGES else ""
         sentence = (
             f"{bounds.name[index]} {bounds.number[index]}: {short_ms(duration[index])}"
             f"{' without evaluation' if evaluates[index] else ''}, "
-            f"of which {short_ms(ns[index, part])} {names[part]}{f' ({named})' if named else ''}; "
-            f"usually {short_ms(usual[part, 0])}"
+            f"of which {short_ms(ns[index, part])} {names[part]}{f' ({range_name})' if range_name else ''}; "
+            f"usually {short_ms(usual_ns[part])}"
         )
-        causes[index] = sentence, SlowPart(names[part], int(ns[index, part]), int(usual[part, 0]), named)
+        causes[index] = sentence, SlowPart(names[part], int(ns[index, part]), int(usual_ns[part]), range_name)
     return causes
 
 
-def _usual(part_ns: Int64Array, is_never_usual: bool) -> tuple[float, float]:
-    """Return the median of a part, and the median distance from it, over the steps that usually have it."""
+def _median_and_deviation(part_ns: Int64Array, is_rare: bool) -> tuple[float, float]:
+    """Return the median of a part, and its median absolute deviation, over the steps that have it, or over all."""
     present = part_ns[part_ns > 0]
-    chosen = part_ns if is_never_usual or len(present) < _USUAL_FROM else present
-    median = float(np.median(chosen))
-    return median, float(np.median(np.abs(chosen - median)))
+    sample = part_ns if is_rare or len(present) < _MIN_STEPS_OF_PART else present
+    median = float(np.median(sample))
+    return median, float(np.median(np.abs(sample - median)))
 
 
 def short_ms(ns: float) -> str:
-    """Return milliseconds as one reads them: three digits below 10 ms, whole ones from there on."""
+    """Return short text in milliseconds: two significant digits below 10 ms, whole milliseconds from there on."""
     ms = float(ns) / 1e6
     return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms" if ms >= 0.001 else "0 ms"
 
@@ -221,18 +225,18 @@ def short_ms(ns: float) -> str:
 def divide_steps(timeline: Timeline, step_by: str) -> StepsInParts:
     """Return the parts of each step of the first process, in the order of `measure_steps`.
 
-    A call or a range is divided on its thread. Any other step is divided on the thread that spends most of it in
-    modules and backward passes; if none does, in what has a name.
+    A step that is a call or a range is divided on its thread. Any other step is divided on the thread that spends most
+    time in modules and backward passes; if no thread does, in anything with a name.
     """
     return explain_steps(divide_piece(timeline, step_by))
 
 
-_OF_MODULES = ("forward", "backward", "recompute", "loss")
+_MODULE_PARTS = ("forward", "backward", "recompute", "loss")
 """Parts in which modules run."""
-_EXPLAINS = 0.5
-"""A module is named if it takes at least this share of the time that a part takes too much."""
-_AS_GOOD = 0.8
-"""An inner module is named instead if it takes at least this share of the one around it."""
+_MIN_SHARE_OF_PART = 0.5
+"""A module is named if its excess is at least this share of the part's excess over its usual time."""
+_MIN_SHARE_OF_OUTER = 0.8
+"""An inner module is named instead if its excess is at least this share of the largest excess."""
 
 
 def name_places(
@@ -241,21 +245,21 @@ def name_places(
     usual_ns: Int64Array,
     groups: Groups,
 ) -> StepsInParts:
-    """Return the steps, with the innermost module that explains a slow one in its sentence.
+    """Return the steps; the sentence of a slow step also names the innermost module that explains it.
 
-    Forward makes no call slow unless that is one module of a list: a longer prompt has more to do in all of them.
+    Forward is a cause for a call only if one module of a list is slow: a longer prompt has more work in all of them.
     """
     modules = {*groups.fqns} - {""}
-    # Usually what runs in fewer than half of the steps takes no time.
+    # The usual time is 0 for a module that runs in fewer than half of the steps.
     ran = sum(np.bincount(piece.group, minlength=len(groups.fqns))[: len(groups.fqns)] for piece in in_steps)
     usual_ns = np.where(2 * ran < np.count_nonzero(steps.bounds.counted), 0, usual_ns)
-    places = {index: cause for index, cause in steps.causes.items() if cause[1].part in _OF_MODULES and modules}
+    places = {index: cause for index, cause in steps.causes.items() if cause[1].part in _MODULE_PARTS and modules}
     numbers = steps.bounds.number[[*places]]
-    took = join_times([piece.take(np.isin(piece.step, numbers)) for piece in in_steps])
-    took = took.take(np.argsort(took.step, kind="stable"))
+    times = join_times([piece.take(np.isin(piece.step, numbers)) for piece in in_steps])
+    times = times.take(np.argsort(times.step, kind="stable"))
     for index, cause in places.items():
-        of_step = took.take(slice(*np.searchsorted(took.step, steps.bounds.number[index] + np.arange(2))))
-        places[index] = _with_place(cause, of_step, usual_ns, groups)
+        step_times = times.take(slice(*np.searchsorted(times.step, steps.bounds.number[index] + np.arange(2))))
+        places[index] = _with_place(cause, step_times, usual_ns, groups)
     causes = {
         index: cause
         for index, cause in {**steps.causes, **places}.items()
@@ -271,14 +275,15 @@ def _is_in_list(module: str, called: Container[str]) -> bool:
 
 
 def _with_place(
-    cause: tuple[str, SlowPart], took: GroupTimes, usual_ns: Int64Array, groups: Groups
+    cause: tuple[str, SlowPart], times: GroupTimes, usual_ns: Int64Array, groups: Groups
 ) -> tuple[str, SlowPart]:
-    group, (sentence, slow) = took.group, cause
-    excess = took.ns - usual_ns[group]
-    if not len(excess) or excess.max() < _EXPLAINS * (slow.took_ns - slow.usual_ns):
+    """Return the cause with the innermost module that explains it; `times` are those of the slow step."""
+    group, (sentence, slow) = times.group, cause
+    excess = times.ns - usual_ns[group]
+    if not len(excess) or excess.max() < _MIN_SHARE_OF_PART * (slow.took_ns - slow.usual_ns):
         return cause
-    rows = np.flatnonzero(excess >= _AS_GOOD * excess.max()).tolist()
+    rows = np.flatnonzero(excess >= _MIN_SHARE_OF_OUTER * excess.max()).tolist()
     row = max(rows, key=lambda row: (groups.fqns[group[row]].count("."), excess[row]))
     fqn = groups.fqns[group[row]]
-    sentence += f"; {fqn} {short_ms(took.ns[row])}, usually {short_ms(usual_ns[group[row]])}"
+    sentence += f"; {fqn} {short_ms(times.ns[row])}, usually {short_ms(usual_ns[group[row]])}"
     return sentence, slow._replace(module=fqn)
