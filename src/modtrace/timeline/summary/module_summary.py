@@ -31,14 +31,18 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
-_FIRST_SCREENS, FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900
-"""Numbers of modules and of findings with evidence on a first screen, and its bytes, with a line that follows."""
+_FIRST_SCREENS = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1))
+"""Numbers of modules and of findings with evidence on a first screen: the first pair that fits `FIRST_BYTES`."""
+FIRST_BYTES = 2_900
+"""Maximum size of a first screen, including the line that the command prints after it."""
 _FIRST_WIDTH = 120
-"""Width of a first screen whose names are so long that it would have more bytes: lines are cut in their middles."""
-_BRIEF_ROWS, _BRIEF_JSON = 10, 6_000
-"""Up to how many rows JSON is short, and how many characters it then has at most."""
+"""Width of a first screen with long names: if no pair fits, lines are cut in their middles."""
+_BRIEF_ROWS = 10
+"""Maximum number of rows for which JSON is kept short."""
+_BRIEF_JSON = 6_000
+"""Maximum number of characters of short JSON."""
 _CUTS = ((300, 40), (150, 20), (60, 12), (24, 8))
-"""To how many characters of a text and entries of a list its values are cut if few rows alone do not suffice."""
+"""Limits of the characters of a text and the entries of a list, tried in order if fewer rows are not enough."""
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
 
 
@@ -47,30 +51,29 @@ class Summary:
     """One row per module or class, in the order in which they were first called.
 
     Attributes:
-        rows: the rows shown.
-        modules: how many rows there were before a limit.
-        incomplete: spans whose enter or exit is missing; they count with the time that is known of them.
-        overwritten: events that the ring had to drop, which no row can count.
-        gpu: the GPU time of the whole trace; None if no GPU was profiled, and then there are no GPU columns.
-        overview: what was recorded; None if that is not known.
-        steps: what each step took; `overview.step_by` says what a step is.
-        by: what has a row, "module" or "class".
-        gpu_steps: what each step launched on GPUs, if optimizers or `Recording.step` end the steps; else empty.
-        others_ns: nanoseconds of all processes but the first, added up. Their steps are not marked, so each counts from
+        rows: the rows, after `sort_by` and `only`.
+        modules: number of rows before a limit.
+        incomplete: number of spans whose enter or exit is missing; their known time counts.
+        overwritten: number of events that the ring overwrote; no row counts them.
+        gpu: GPU time of the whole trace; None if no GPU was profiled, and then there are no GPU columns.
+        overview: the recording, its losses and its steps; None if unknown.
+        steps: times of each step; `overview.step_by` defines a step.
+        by: the kind of row, "module" or "class".
+        gpu_steps: GPU work that each step launched, if optimizers or `Recording.step` end the steps; else empty.
+        others_ns: total nanoseconds of all processes except the first. Their steps are not marked, so each counts from
             the start of its first span to the end of its last.
-        device: what the streams of devices did; None if the recording has no device times.
-        step_parts: each step in parts, and why a slow one was slow; in the order of `steps`.
-        units: if steps are calls or ranges: percentiles of how long they took by name and thread, and how many there
-            are per second; else empty.
-        flops: what modules and steps cost; None if no operators were counted.
-        around: what is before, between and after the steps, by part.
-        memory: what modules took and kept of memory; None if it was not recorded.
-        ranges: what ranges and garbage collections took by name, the longest total first.
-        findings: what stands out, what costs most first, at most seven; of all modules, also if `rows` are fewer.
-        looked_at: what was looked at for them.
-        lines: sentences about time that no finding explains: between which lines of the program much time is that is
-            in no module and no range; and whether few calls that are steps take much of the time of all.
-        compiled: the modules inside of what torch.compile made, by region and graph.
+        device: times of the streams of devices; None if the recording has none.
+        step_parts: the parts of each step, and the cause of each slow step; in the order of `steps`.
+        units: percentiles and rates of steps that are calls or ranges, by name and thread; else empty.
+        flops: FLOPs of modules and steps; None if no operators were counted.
+        around: time before, between and after the steps, by part.
+        memory: memory of modules; None if it was not recorded.
+        ranges: times of ranges and garbage collections by name, the longest total first.
+        findings: up to seven findings, the most expensive first; about all modules, also if `rows` are fewer.
+        looked_at: the checks that looked for findings.
+        lines: sentences about time that no finding explains: program lines around much time outside modules and
+            ranges, and a few calls that take much of the time of all.
+        compiled: modules inside regions that torch.compile compiled, by region and graph.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -104,7 +107,7 @@ class Summary:
     def parts(self) -> list[PartTimes]:
         """The parts of all steps: their totals add up to the time of all whole steps of the first process.
 
-        If calls of several modules are steps, percentiles are of those that took most.
+        If calls of several modules are steps, percentiles cover the module with the longest total.
         """
         divided = self.step_parts
         return sum_up_parts(divided.take(np.isin(divided.bounds.number, self.steps.counted.columns.step)))
@@ -115,7 +118,7 @@ class Summary:
         Args:
             key: "gpu" (GPU self time), "self", "total", a phase (CPU total), "mean" of calls, "p50", "p95" of steps,
                 "calls" or "name"; None: GPU self time if there are GPU columns, else CPU self time.
-            limit: how many rows to keep; None: all.
+            limit: maximum number of rows; None: all.
 
         Raises:
             ValueError: the key is not one of them, or is "gpu" without GPU columns.
@@ -132,40 +135,40 @@ class Summary:
         return replace(self, rows=rows[:limit])
 
     def of_file(self, path: str, step_by: str | None = None) -> Summary:
-        """Return it with this file, and what its steps are, in the commands of its findings, instead of `TRACE`."""
+        """Return a copy whose findings' commands have this file and `--step-by` in place of `TRACE`."""
         arguments = " " + shlex.join([path, *(("--step-by", step_by) if step_by is not None else ())])
         findings = [finding._replace(next=finding.next.replace(f" {TRACE}", arguments, 1)) for finding in self.findings]
         return replace(self, findings=findings)
 
     def with_peak(self, tflops: float) -> Summary:
-        """Return it for a device of this peak, 10¹² FLOP/s; as it is if no operators were counted."""
+        """Return a copy for a device of this peak in 10¹² FLOP/s; unchanged if no operators were counted."""
         if self.flops is None:
             return self
         flops = self.flops.with_peak(tflops, self.steps)
-        others = [finding for finding in self.findings if finding not in low_mfu(self.flops)]
-        return replace(self, flops=flops, findings=[*others, *low_mfu(flops)])
+        findings = [finding for finding in self.findings if finding not in low_mfu(self.flops)]
+        return replace(self, flops=flops, findings=[*findings, *low_mfu(flops)])
 
     def only(self, pattern: str | None = None, max_depth: int | None = None) -> Summary:
         """Keep the rows whose module, or class in a summary by class, matches; their times stay as they are.
 
         Args:
             pattern: a shell pattern over the whole name, case matters: `GPT.h.*`; `*` also matches dots. None: all.
-            max_depth: how many levels of names to keep, counted after those left out by the pattern; the self times
-                below count to the module around them. None: all.
+            max_depth: number of levels to keep among the matching names; deeper self times count to the module around
+                them. None: all.
         """
         if pattern is None and max_depth is None:
             return self
 
-        wanted = "*" if pattern is None else pattern
+        name_pattern = "*" if pattern is None else pattern
 
         def matching(rows: Sequence[Any]) -> list[Any]:
-            return [row for row in rows if fnmatch.fnmatchcase(row.fqn or row.module_class, wanted)]
+            return [row for row in rows if fnmatch.fnmatchcase(row.fqn or row.module_class, name_pattern)]
 
         rows = matching(self.rows) if max_depth is None else fold_below(matching(self.rows), max_depth)
-        named = {(row.fqn, row.module_class) for row in rows}
+        keys = {(row.fqn, row.module_class) for row in rows}
 
         def of_rows(costs: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(cost for cost in costs if (cost.fqn, cost.module_class) in named)
+            return tuple(cost for cost in costs if (cost.fqn, cost.module_class) in keys)
 
         device, memory, flops = self.device, self.memory, self.flops
         return replace(
@@ -180,7 +183,7 @@ class Summary:
 
     @property
     def steps_ns(self) -> int:
-        """The time of all whole steps, and of other processes, in nanoseconds: the 100 % of the table."""
+        """The time of all whole steps and of other processes, in nanoseconds: the 100 % of the table."""
         return int(self.steps.counted.columns.duration_ns.sum()) + self.others_ns
 
     @property
@@ -190,12 +193,12 @@ class Summary:
 
     @property
     def note(self) -> str:
-        """The GPU time of the whole trace and how many rows are not shown; without an overview, the losses too."""
+        """The GPU time of the whole trace and the number of hidden rows; without an overview, the losses too."""
         return self._note(with_losses=self.overview is None)
 
     @property
     def footer(self) -> str:
-        """The GPU time of the whole trace, and which rows and time are missing; empty if nothing is."""
+        """The GPU time of the whole trace, and counts of missing rows and events; empty without either."""
         return self._note(with_losses=True)
 
     def _note(self, *, with_losses: bool) -> str:
@@ -217,10 +220,10 @@ class Summary:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables by name: "modules", "findings", and those that the recording has anything for.
+        """The tables by name: "modules", "findings", and those for which the recording has data.
 
-        These are "units", "parts", "ranges", "device", "memory", "holders", "flops", "rates" and "steps". `Table.to`
-        takes the form: "text", "md", "html", "csv", "json", or "frame", a DataFrame.
+        These are "units", "parts", "ranges", "device", "memory", "holders", "flops", "rates", "compiled" and "steps".
+        The argument of `Table.to` is the form: "text", "md", "html", "csv", "json", or "frame", a DataFrame.
 
         Example:
             >>> Path("modules.md").write_text(timeline.summary().tables["modules"].to("md"))
@@ -228,21 +231,21 @@ class Summary:
         return tables.all_tables(self)
 
     def columns(self) -> dict[str, AnyArray]:
-        """Return a NumPy array per column: what `pandas.DataFrame` or `polars.DataFrame` take.
+        """Return a NumPy array per column, for `pandas.DataFrame` or `polars.DataFrame`.
 
-        There is one for each field of `ModuleTimes` and for `total_ns`, `self_ns` and `mean_ns`: times are int64 ns,
-        names are objects, and so is what some rows do not have (bytes, FLOPs; None). What no row has is left out. If
-        the recording has device times, those of `DeviceModule` follow with `device_` before them, 0 for a module
-        without any.
+        The columns are the fields of `ModuleTimes`, `total_ns`, `self_ns` and `mean_ns`. Times are int64 ns. Names are
+        objects, and so are columns with None in some rows (bytes, FLOPs); columns with None in all rows are left out.
+        If the recording has device times, the fields of `DeviceModule` follow with the prefix `device_`, 0 for a
+        module without any.
         """
         return tables.modules_table(self).values()
 
     def to_text(self, width: int | None = None) -> str:
-        """Return the header and the table of modules; `width` as for `Table.to`."""
+        """Return the header and the table of modules; for `width` see `Table.to`."""
         return join_texts(tables.header(self), [tables.modules_table(self).to("text", width=width)], width)
 
     def findings_text(self, width: int | None = None, limit: int | None = None, evidence: int | None = None) -> str:
-        """Return one line about the recording and the findings, `limit` of them, and the first with evidence."""
+        """Return a line about the recording and up to `limit` findings, the first `evidence` with their evidence."""
         lines = findings_lines(self.findings, self.looked_at, limit, evidence)
         return join_texts([*tables.header(self)[:1], *lines], [], width)
 
@@ -252,25 +255,25 @@ class Summary:
         return join_texts(tables.header(self)[1:], [modules], width)
 
     def first_screen(self, width: int | None = None) -> str:
-        """Return one line about the recording, the findings, the parts of a step, and the first rows.
+        """Return a line about the recording, the findings, the parts of a step, the first 8 rows and those of findings.
 
-        These are 8 of those there are, and those that findings name. If that is longer than 3 kB, fewer, and the
-        evidence of the first findings alone; `width` as for `Table.to`.
+        If the text is longer than 3 kB, it has fewer rows, and the evidence of only the first findings. For `width`
+        see `Table.to`.
         """
         for first, evidence in _FIRST_SCREENS:
             text = self._first_blocks(first, evidence, width, width)
             if len(text.encode()) <= FIRST_BYTES:
                 return text
         lines = self._first_blocks(1, 1, None, min(width or _FIRST_WIDTH, _FIRST_WIDTH)).splitlines()
-        for longest in range(_FIRST_WIDTH, 0, -10):
-            text = "\n".join(cut_middle(line, longest) for line in lines)
+        for max_width in range(_FIRST_WIDTH, 0, -10):
+            text = "\n".join(cut_middle(line, max_width) for line in lines)
             if len(text.encode()) <= FIRST_BYTES:
                 break
         return text
 
     def _first_blocks(self, first: int, evidence: int, width: int | None, table_width: int | None) -> str:
-        named = {finding.where for finding in self.findings}
-        rows = [row for place, row in enumerate(self.rows) if place < first or row.fqn in named]
+        finding_fqns = {finding.where for finding in self.findings}
+        rows = [row for index, row in enumerate(self.rows) if index < first or row.fqn in finding_fqns]
         parts = (
             tables.parts_table(self)._replace(notes=self.lines).to("text", width=table_width) if self.step_parts else ""
         )
@@ -281,7 +284,7 @@ class Summary:
         return "\n\n".join(filter(None, [*blocks, self._costs_lines(width)]))
 
     def _costs_lines(self, width: int | None) -> str:
-        """Say what was counted beside times, and which option shows it."""
+        """Return lines about FLOPs, memory and devices, with the option that shows more of each."""
         lines = [f"{line} (--flops: modules)" for line in (flops_lines(self.flops)[:1] if self.flops else ())]
         if self.memory is not None:
             lines += [holders_table(self.memory, 0).notes[0].partition(";")[0] + " (--memory: modules)"]
@@ -293,36 +296,33 @@ class Summary:
         return join_texts(tables.header(self), [tables.modules_tree(self).to("text", width=width)], width)
 
     def device_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return what the streams of devices did, and the `limit` modules that took longest; empty if not known."""
+        """Return the times of devices' streams, and of the `limit` slowest modules; empty without device times."""
         return "" if self.device is None else device_table(self.device).to("text", limit, width)
 
     def memory_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return what modules took and kept of memory, highest peak first, and who held it at the peak.
-
-        It is empty if the recording has no memory.
-        """
+        """Return the memory of modules, highest peak first, and its holders at the peak; empty without memory."""
         if self.memory is None:
             return ""
-        held = holders_table(self.memory, min(limit or _MAX_HOLDERS, _MAX_HOLDERS)).to("text", width=width)
-        return f"{memory_table(self.memory).to('text', limit, width)}\n\n{held}"
+        holders = holders_table(self.memory, min(limit or _MAX_HOLDERS, _MAX_HOLDERS)).to("text", width=width)
+        return f"{memory_table(self.memory).to('text', limit, width)}\n\n{holders}"
 
     def to_markdown(self, width: int | None = None) -> str:
-        """Return the findings, and the tables of modules, of devices, memory and FLOPs, as GitHub has them."""
+        """Return the findings, and the tables of modules, devices, memory and FLOPs, in GitHub's Markdown."""
         notes = [self.footer, steps_note(self.overview), tables.around_line(self)]
         modules = tables.modules_table(self)._replace(notes=notes).to("md", width=width)
-        shown = [modules, *(table.to("md", limit) for table, limit in self._costs())]
-        return "\n".join([findings_markdown(self.findings, self.looked_at, tables.header(self)[:1]), *shown]).lstrip()
+        findings = findings_markdown(self.findings, self.looked_at, tables.header(self)[:1])
+        return "\n".join([findings, modules, *(table.to("md", limit) for table, limit in self._costs())]).lstrip()
 
     def to_html(self) -> str:
         """Return the header, and the tables of modules, of costs and of the slowest steps, as HTML."""
         units = [unit for unit in self.units if not unit.thread]
-        shown = [*paragraph(tables.header(self))]
-        shown += paragraph(findings_lines(self.findings, self.looked_at)) if self.overview is not None else []
-        shown += [tables.units_table(replace(self, units=units)).to("html")] if units else []
-        shown += [tables.modules_table(self).to("html"), *(table.to("html", limit) for table, limit in self._costs())]
+        blocks = [*paragraph(tables.header(self))]
+        blocks += paragraph(findings_lines(self.findings, self.looked_at)) if self.overview is not None else []
+        blocks += [tables.units_table(replace(self, units=units)).to("html")] if units else []
+        blocks += [tables.modules_table(self).to("html"), *(table.to("html", limit) for table, limit in self._costs())]
         if len(self.steps) > 1:
-            shown += ["<p>Slowest steps</p>", tables.steps_table(self).to("html", _MAX_HTML_STEPS)]
-        return "\n".join(text.removesuffix("\n") for text in shown) + "\n"
+            blocks += ["<p>Slowest steps</p>", tables.steps_table(self).to("html", _MAX_HTML_STEPS)]
+        return "\n".join(text.removesuffix("\n") for text in blocks) + "\n"
 
     def _costs(self) -> list[tuple[Table, int | None]]:
         cost_tables = tables.all_tables(replace(self, units=(), steps=Steps(), step_parts=StepsInParts(), ranges=()))
@@ -333,20 +333,20 @@ class Summary:
         ]
 
     def to_csv(self) -> str:
-        """Return CSV with a header line; times in ns, unprintable characters of names as escapes."""
+        """Return the rows as CSV with a header line; times in ns, unprintable characters of names as escapes."""
         return str(tables.modules_table(self).to("csv"))
 
     def steps_csv(self, limit: int | None = None) -> str:
-        """Return the `limit` slowest steps, in order, as CSV with a header line; times in ns."""
+        """Return the `limit` slowest steps, in the order of their numbers, as CSV with a header line; times in ns."""
         table = tables.steps_table(self)
         return str(table._replace(rows=sorted(table.rows[:limit])).to("csv"))
 
     def to_dict(self, limit: int | None = None) -> dict[str, Any]:
-        """Return all as JSON values: `findings`, `rows`, `steps`, `parts`, `units` and more; times in ns.
+        """Return the summary as JSON values: `findings`, `rows`, `steps`, `parts`, `units` and more; times in ns.
 
         Args:
-            limit: how many rows each list has at most, but for `parts`: of steps the slowest; None: all. With a limit,
-                rows of modules have no field that none of them has.
+            limit: maximum length of each list except `parts`; the slowest steps stay. None: all. With a limit, fields
+                that are None in all rows of modules are left out.
         """
         fields = [*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *tables.DERIVED_FIELDS]
         if limit is not None:
@@ -363,15 +363,17 @@ class Summary:
             **({"compiled": json_values(self.compiled[:limit])} if self.compiled else {}),
             **({"lines": self.lines} if self.lines else {}),
         }
-        shown = {*self.steps.slowest.columns.step[:limit].tolist()}
+        step_numbers = {*self.steps.slowest.columns.step[:limit].tolist()}
         if self.gpu is not None:
-            gpu_steps = [step for step in self.gpu_steps if step.step in shown or self.units]
+            gpu_steps = [step for step in self.gpu_steps if step.step in step_numbers or self.units]
             values |= {"gpu": json_values(self.gpu), "gpu_steps": json_values(gpu_steps)}
-        steps = self.steps.take(np.isin(self.steps.columns.step, [*shown]))
-        divided = self.step_parts.take(np.isin(self.step_parts.bounds.number, [*shown]))
+        steps = self.steps.take(np.isin(self.steps.columns.step, [*step_numbers]))
+        divided = self.step_parts.take(np.isin(self.step_parts.bounds.number, [*step_numbers]))
         in_parts = {row.step: {"name": row.name, "parts": row.parts, "cause": row.cause} for row in divided}
         values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in steps]
-        flops = self.flops and self.flops._replace(by_step=[row for row in self.flops.by_step if row.step in shown])
+        flops = self.flops and self.flops._replace(
+            by_step=[row for row in self.flops.by_step if row.step in step_numbers]
+        )
         costs = {"device": self.device, "memory": self.memory, "flops": flops, "overview": self.overview}
         values |= {name: _cut_lists(json_values(cost), limit) for name, cost in costs.items() if cost is not None}
         if self.overview is not None:
@@ -379,18 +381,25 @@ class Summary:
         return values
 
     def to_json(self, limit: int | None = None) -> str:
-        """Return what `to_dict` does as JSON text.
+        """Return the values of `to_dict` as JSON text.
 
-        With up to 10 rows it has at most 6 kB: lists get fewer rows, those of modules last, then long texts are cut.
+        With a limit of up to 10, the text has at most 6 kB: lists are shortened, the list of modules last, then long
+        texts are cut.
         """
         values = self.to_dict(limit)
-        text, rows, others = _json_text(values), limit or 0, limit or 0
-        while limit is not None and limit <= _BRIEF_ROWS and len(text) > _BRIEF_JSON and rows + others > 2:
-            others, rows = (others - 1, rows) if others > 1 else (1, rows - 1)
-            text = _json_text(_shortened(values, rows, others))
-        for cut in _CUTS if limit is not None and limit <= _BRIEF_ROWS else ():
+        text = _json_text(values)
+        if limit is None or limit > _BRIEF_ROWS:
+            return text
+        rows = entries = limit
+        while len(text) > _BRIEF_JSON and rows + entries > 2:
+            if entries > 1:
+                entries -= 1
+            else:
+                entries, rows = 1, rows - 1
+            text = _json_text(_shortened(values, rows, entries))
+        for cut in _CUTS:
             if len(text) > _BRIEF_JSON:
-                text = _json_text(cut_json(_shortened(values, rows, others), *cut))
+                text = _json_text(cut_json(_shortened(values, rows, entries), *cut))
         return text
 
     def __str__(self) -> str:
@@ -402,7 +411,7 @@ class Summary:
         yield Text(self.to_text(options.max_width), no_wrap=True, overflow="ignore")
 
     def _repr_html_(self) -> str:
-        """Show the tables in a notebook."""
+        """Return the HTML that a notebook shows."""
         return self.to_html()
 
 
@@ -414,17 +423,17 @@ def _json_text(values: Mapping[str, Any]) -> str:
 
 
 def _cut_lists(values: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-    """Return values of which lists have so many entries at most."""
+    """Return the values, with lists cut to `length` entries; None: as they are."""
     return {name: value[:length] if isinstance(value, list) else value for name, value in values.items()}
 
 
-def _shortened(values: Mapping[str, Any], rows: int, others: int) -> dict[str, Any]:
-    """Return JSON values with so many rows of modules, and so many in other lists, but for findings and parts."""
-    slowest = sorted(values["steps"], key=lambda step: step["evaluation_ns"] - step["duration_ns"])[:others]
-    shorter = _cut_lists(values, others) | {
+def _shortened(values: Mapping[str, Any], rows: int, entries: int) -> dict[str, Any]:
+    """Return JSON values with `rows` modules and `entries` in the other lists, except findings and parts."""
+    slowest = sorted(values["steps"], key=lambda step: step["evaluation_ns"] - step["duration_ns"])[:entries]
+    shorter = _cut_lists(values, entries) | {
         "findings": values["findings"],
         "parts": values["parts"],
         "rows": values["rows"][:rows],
         "steps": [step for step in values["steps"] if step in slowest],
     }
-    return {name: _cut_lists(value, others) if isinstance(value, dict) else value for name, value in shorter.items()}
+    return {name: _cut_lists(value, entries) if isinstance(value, dict) else value for name, value in shorter.items()}

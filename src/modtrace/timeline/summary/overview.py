@@ -30,10 +30,10 @@ class OperatorTotals(NamedTuple):
     """All calls of one operator.
 
     Attributes:
-        calls: how many.
-        nbytes: of their tensors on this rank, see `Collective.nbytes`.
-        call_ns: how long the calls took until they returned.
-        wait_ns: how long threads waited for them, as far as modtrace sees it.
+        calls: number of calls.
+        nbytes: bytes of their tensors on this rank, see `Collective.nbytes`.
+        call_ns: total time from call to return.
+        wait_ns: total time that threads waited for them, as far as modtrace sees it.
     """
 
     calls: int
@@ -46,30 +46,28 @@ class Overview(NamedTuple):
     """The recording as a whole.
 
     Attributes:
-        roots: the outermost modules and compiled functions by name, the most often called first; without those that
-            another one contains by its name.
-        processes: what the processes are called (`rank 0 · python`).
-        engine: "native" or "python"; empty if the timeline does not say.
-        torch: the version; empty if the timeline does not say.
-        spans: how many spans there are.
-        modules: how many modules they are of.
-        losses: what is missing and how much of it, only what is not 0: `overwritten` (events), `torn` (events),
-            `unfinished`, `unstarted` and `incomplete` (spans), `missing_bytes` (cut off the end of a ring's file).
-            `unattributed` is there too, and is no loss: runs of autograd nodes outside all modules, as those of a loss
-            function are.
-        recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
-            modules of each.
-        compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
-        told_apart: names that several modules had, and those that all but the first of them were given.
+        roots: names of the outermost modules and compiled functions, the most often called first. A name below another
+            root is left out.
+        processes: names of the processes (`rank 0 · python`).
+        engine: "native" or "python"; empty if unknown.
+        torch: version of torch; empty if unknown.
+        spans: number of spans.
+        modules: number of modules that have spans.
+        losses: counts of missing data that are not 0: `overwritten` and `torn` (events), `unfinished`, `unstarted` and
+            `incomplete` (spans), `missing_bytes` (cut off the end of a ring's file). `unattributed` is not a loss: it
+            counts runs of autograd nodes outside all modules, such as those of a loss function.
+        recomputed: number of modules that checkpointing ran again as a whole, by class.
+        compiled: number of modules inside each module or function that torch.compile compiled, by name.
+        told_apart: names that several modules had; for each, the names that modtrace gave to all but the first module.
         steps_end_with: "backward passes" if no optimizer of torch stepped and no step was marked; else empty.
         whole_run: the `steps`, `spans` and `seconds` of the recording from its start, and `kept_steps`, the number of
-            whole steps at its end that are there. A value is None if the ring does not know it; None if it knows none.
-        kept: the same as a sentence if the ring overwrote something; else empty.
-        open_at_end: if the process died or hung, the `thread` that was in a call or a range, the `place`, for how many
-            `seconds`, and how many usually; else None.
-        unsaved: what is lost because the process died before it saved; else empty.
-        steps_of: whose steps those of the summary are (`rank 0`) if there are several processes; else empty.
-        step_by: what the steps are: "optimizer" if optimizers or `Recording.step` end them, "call", "range NAME", or a
+            whole steps at its end that the ring still has. Unknown values are None; None if all are unknown.
+        kept: `whole_run` as a sentence if the ring overwrote events; else empty.
+        open_at_end: if the process died or hung inside a call or range: the `thread`, the `place`, the `seconds` that
+            it lasted and its `usual_seconds`; else None.
+        unsaved: description of the data that is lost because the process died before it saved; else empty.
+        steps_of: the process whose steps the summary has (`rank 0`) if there are several processes; else empty.
+        step_by: kind of step: "optimizer" if optimizers or `Recording.step` end steps, "call", "range NAME", or a
             class of modules.
         communication: collectives by operator; a module's times include those that it called or waited for.
     """
@@ -105,19 +103,19 @@ _LOSSES = {
 }
 
 
-_SHOWN_SECONDS = 0.001
+_MIN_OPEN_SECONDS = 0.001
 
 
 class SpanCounts(NamedTuple):
     """Counts of the spans of a timeline, or of a piece of it."""
 
-    spans: int  # how many
-    incomplete: int  # how many of them are
+    spans: int  # number of spans
+    incomplete: int  # number of incomplete spans
     roots: Counter[int]  # outermost spans by name, as index into the names of the timeline
     used: set[int]  # the indices of all names
     rerun: set[int]  # the indices of the names of outermost recomputed spans
     communication: Mapping[str, OperatorTotals]  # collectives by operator
-    compiled: Mapping[str, int]  # how many modules are inside of each compiled one
+    compiled: Mapping[str, int]  # number of modules inside each compiled module or function
 
     @classmethod
     def joined(cls, pieces: Sequence[SpanCounts]) -> SpanCounts:
@@ -134,7 +132,7 @@ class SpanCounts(NamedTuple):
 
 
 def count_spans(timeline: Timeline) -> SpanCounts:
-    """Return what the spans of a timeline say about it."""
+    """Return the counts of a timeline's spans."""
     columns = timeline.columns
     is_root = columns.parent < 0
     roots, counts = np.unique(columns.name[is_root], return_counts=True)
@@ -151,7 +149,7 @@ def count_spans(timeline: Timeline) -> SpanCounts:
 
 
 def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
-    """Return what the timeline says about itself; the counts may be of several pieces, of which it is the last."""
+    """Return the overview of a recording. `counts` may cover several pieces; `timeline` is then the last of them."""
     names = timeline.names
     roots = Counter[str]()
     for name, count in sorted(counts.roots.items()):
@@ -169,7 +167,7 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
         modules=len(fqns),
         losses=losses
         | ({"incomplete": counts.incomplete} if counts.incomplete else {})
-        | {name: lost for name in (MISSING_BYTES, LEFT_OUT) if (lost := timeline.metadata.get(name))},
+        | {name: missing for name in (MISSING_BYTES, LEFT_OUT) if (missing := timeline.metadata.get(name))},
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=counts.communication,
         compiled=counts.compiled,
@@ -184,48 +182,48 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
 
 
 def _whole_run(timeline: Timeline) -> dict[str, float | None] | None:
-    """Return what the metadata says of the whole recording, with None for what is not there."""
-    noted = timeline.metadata.get(WHOLE_RUN)
-    return None if noted is None else {name: noted.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
+    """Return the counts of the whole recording from the metadata, None for a missing one; None without any."""
+    counts = timeline.metadata.get(WHOLE_RUN)
+    return None if counts is None else {name: counts.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
 
 
 def _open_at_end(timeline: Timeline) -> dict[str, Any] | None:
-    """Return what the metadata says of the call that a process died in, if all of it is there."""
-    noted = timeline.metadata.get(OPEN_AT_END, {})
-    return dict(noted) if {"thread", "place", "seconds", "usual_seconds"} <= noted.keys() else None
+    """Return the metadata about the call in which a process died; None if a key is missing."""
+    open_call = timeline.metadata.get(OPEN_AT_END, {})
+    return dict(open_call) if {"thread", "place", "seconds", "usual_seconds"} <= open_call.keys() else None
 
 
-def _open_line(is_in: Mapping[str, Any] | None) -> str:
-    """Say where a process was that died or hung."""
-    if is_in is None:
+def _open_line(open_call: Mapping[str, Any] | None) -> str:
+    """Return a line about the call in which a process died or hung; empty if there is no such call."""
+    if open_call is None:
         return ""
-    lasted, usual = is_in["seconds"], is_in["usual_seconds"]
-    text = f"at the end {is_in['thread']} was in {is_in['place']}"
-    text += f" for {duration_text(lasted)}" if lasted >= _SHOWN_SECONDS else ""
-    return text + (f" (usually {duration_text(usual)})" if usual is not None else "")
+    seconds, usual_seconds = open_call["seconds"], open_call["usual_seconds"]
+    text = f"at the end {open_call['thread']} was in {open_call['place']}"
+    text += f" for {duration_text(seconds)}" if seconds >= _MIN_OPEN_SECONDS else ""
+    return text + (f" (usually {duration_text(usual_seconds)})" if usual_seconds is not None else "")
 
 
 def kept_sentence(timeline: Timeline) -> str:
-    """Say how much a ring kept, and what would keep all; nothing if it did."""
+    """Return a sentence: how much of a recording its ring kept, and the capacity that keeps all; empty if it did."""
     whole_run = _whole_run(timeline)
     if not timeline.stats.overwritten or whole_run is None or MISSING_BYTES in timeline.metadata:
         return ""
-    kept, steps = whole_run["kept_steps"], whole_run["steps"]
-    of_all = f" of {counted(int(steps), 'step')}" if steps is not None else " steps"
-    if not kept and not steps:  # nothing marks steps
-        kept, of_all = timeline.stats.recorded - timeline.stats.overwritten, f" of {timeline.stats.recorded:,} events"
+    kept_count, steps = whole_run["kept_steps"], whole_run["steps"]
+    total_text = f" of {counted(int(steps), 'step')}" if steps is not None else " steps"
+    if not kept_count and not steps:  # no step was marked
+        kept_count = timeline.stats.recorded - timeline.stats.overwritten
+        total_text = f" of {timeline.stats.recorded:,} events"
     digits = max(0, len(str(timeline.stats.recorded)) - 2)
     capacity = -(-timeline.stats.recorded // 10**digits) * 10**digits
-    return f"Kept the last {int(kept or 0):,}{of_all} (ring full); `--capacity {capacity}` keeps all"
+    return f"Kept the last {int(kept_count or 0):,}{total_text} (ring full); `--capacity {capacity}` keeps all"
 
 
 def overview_lines(overview: Overview, steps: Steps, units: Sequence[UnitTimes] = ()) -> list[str]:
-    """Return the header of a summary: what, which steps, what is lost, and what recompute costs."""
-    recorded_by = [f"{overview.engine} engine"] if overview.engine else []
-    versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
-    recorded = [shortened(overview.roots), shortened(overview.processes), *([", ".join(versions)] if versions else [])]
-    counted_steps = _units_line(overview, steps, units) if units else _steps_line(steps, overview.steps_of)
-    lines = [" · ".join(part for part in recorded if part), counted_steps]
+    """Return the header of a summary: the modules, the steps, the losses, and the costs of recompute."""
+    engine, torch = overview.engine and f"{overview.engine} engine", overview.torch and f"torch {overview.torch}"
+    titles = shortened(overview.roots), shortened(overview.processes), ", ".join(filter(None, (engine, torch)))
+    steps_line = _units_line(overview, steps, units) if units else _steps_line(steps, overview.steps_of)
+    lines = [" · ".join(filter(None, titles)), steps_line]
     if overview.steps_end_with:
         lines.append(f"steps end with {overview.steps_end_with} that reach parameters: no optimizer of torch stepped")
     lines += [_open_line(overview.open_at_end), overview.kept, _losses_line(overview)]
@@ -234,52 +232,55 @@ def overview_lines(overview: Overview, steps: Steps, units: Sequence[UnitTimes] 
 
 
 def _losses_line(overview: Overview) -> str:
-    """Say how many spans there are and what is lost; nothing for a trace without spans."""
-    lost = ", ".join(f"{overview.losses[name]:,} {text}" for name, text in _LOSSES.items() if name in overview.losses)
-    if not overview.spans and not lost:
+    """Return a line with the number of spans and the losses; empty for a trace without spans."""
+    losses = ", ".join(f"{overview.losses[name]:,} {text}" for name, text in _LOSSES.items() if name in overview.losses)
+    if not overview.spans and not losses:
         return ""
     line = f"{counted(overview.spans, 'span')} of {counted(overview.modules, 'module')}"
-    line += f"; lost: {lost}" if lost else "" if overview.unsaved else "; nothing was lost"
-    line += f"; {unsaved_sentence(overview.unsaved)}" if overview.unsaved else ""
-    outside = overview.losses.get("unattributed", 0)
-    return line + (
-        f"; {counted(outside, 'run')} of autograd nodes outside all modules, such as the loss" if outside else ""
-    )
+    if losses:
+        line += f"; lost: {losses}"
+    if overview.unsaved:
+        line += f"; {unsaved_sentence(overview.unsaved)}"
+    elif not losses:
+        line += "; nothing was lost"
+    if runs := overview.losses.get("unattributed", 0):
+        line += f"; {counted(runs, 'run')} of autograd nodes outside all modules, such as the loss"
+    return line
 
 
 def steps_note(overview: Overview | None) -> str:
-    """Say whose steps they are if there are several processes."""
+    """Return a note that names the process whose steps these are; empty if there is only one process."""
     if overview is None or not overview.steps_of:
         return ""
-    of_ranks = overview.steps_of.startswith("rank ")
-    return f"steps of {overview.steps_of}" + ("; modtrace ranks slow compares ranks" if of_ranks else "")
+    has_ranks = overview.steps_of.startswith("rank ")
+    return f"steps of {overview.steps_of}" + ("; modtrace ranks slow compares ranks" if has_ranks else "")
 
 
 def _told_apart(fqns: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names with a `#` by the part before it, if that part is a name too or begins one."""
-    longer: dict[str, dict[str, None]] = {}
+    """Return the names with a `#`, by the text before it, if that text is a name or the start of one."""
+    numbered: dict[str, dict[str, None]] = {}
     for fqn in fqns:
         for sign in re.finditer(r"#[^.#]+(?=\.|$)", fqn):
-            longer.setdefault(fqn[: sign.start()], {})[fqn[: sign.end()]] = None
+            numbered.setdefault(fqn[: sign.start()], {})[fqn[: sign.end()]] = None
     return {
-        name: list(of_name)
-        for name, of_name in longer.items()
+        name: list(numbered_names)
+        for name, numbered_names in numbered.items()
         if any(fqn == name or fqn.startswith(f"{name}.") for fqn in fqns)
     }
 
 
 def _told_apart_line(told_apart: Mapping[str, Sequence[str]]) -> str:
-    """Say which names several modules had."""
+    """Return sentences about the names that several modules had."""
     sentences = []
-    for name, others in told_apart.items():
-        given = f"the second is {others[0]}" if len(others) == 1 else f"the others are {shortened(others)}"
-        or_more = " or more" if others[-1].endswith("+") else ""
-        sentences.append(f"{len(others) + 1}{or_more} modules were named {name}; {given}")
+    for name, new_names in told_apart.items():
+        renaming = f"the second is {new_names[0]}" if len(new_names) == 1 else f"the others are {shortened(new_names)}"
+        or_more = " or more" if new_names[-1].endswith("+") else ""
+        sentences.append(f"{len(new_names) + 1}{or_more} modules were named {name}; {renaming}")
     return shortened(sentences, separator=". ")
 
 
 def _steps_of(timeline: Timeline) -> str:
-    """Return whose steps those of the summary are if there are several processes; else an empty text."""
+    """Return the name of the process whose steps count; empty if there is only one process."""
     processes = list(dict.fromkeys(track.process for track in timeline.tracks))
     if len(processes) < 2:
         return ""
@@ -288,62 +289,64 @@ def _steps_of(timeline: Timeline) -> str:
 
 
 def _steps_line(steps: Steps, steps_of: str) -> str:
-    """Say how many whole steps there are, and how long they took."""
-    whole = steps.take(steps.columns.whole)
+    """Return a line with the number and the durations of the whole steps."""
+    whole_steps = steps.take(steps.columns.whole)
     if not steps:
         return "no spans"
-    if not whole:
+    if not whole_steps:
         return f"no whole step is marked: all {_ms(int(steps.columns.duration_ns.sum()))} count as 100 %"
-    took_ns, slowest = whole.columns.training_ns, whole.slowest[0]
-    text = f"{counted(len(whole), 'whole step')}{f' of {steps_of}' if steps_of else ''}"
-    text += f", median {_ms(median(took_ns))}"
-    if len(whole) > 1:
-        text += f", p95 {_ms(nearest_rank(took_ns, 0.95))}, slowest {_ms(slowest.training_ns)} (step {slowest.step})"
-    evaluation_ns = whole.columns.evaluation_ns
-    if evaluated := int(np.count_nonzero(evaluation_ns)):
-        text += f", without the {_ms(int(evaluation_ns.sum()))} of evaluation in {counted(evaluated, 'step')}"
+    training_ns, slowest = whole_steps.columns.training_ns, whole_steps.slowest[0]
+    text = f"{counted(len(whole_steps), 'whole step')}{f' of {steps_of}' if steps_of else ''}"
+    text += f", median {_ms(median(training_ns))}"
+    if len(whole_steps) > 1:
+        text += (
+            f", p95 {_ms(nearest_rank(training_ns, 0.95))}, slowest {_ms(slowest.training_ns)} (step {slowest.step})"
+        )
+    evaluation_ns = whole_steps.columns.evaluation_ns
+    if count := int(np.count_nonzero(evaluation_ns)):
+        text += f", without the {_ms(int(evaluation_ns.sum()))} of evaluation in {counted(count, 'step')}"
     return text
 
 
 def _units_line(overview: Overview, steps: Steps, units: Sequence[UnitTimes]) -> str:
-    """Say what the steps are if no marks end them, and how many there are of each name."""
+    """Return a line that defines steps that no marks end, with the number of steps of each name."""
     if overview.step_by == CALL:
         unit_name = "an outermost call (--step-by chooses others)"
     else:
         unit_name = overview.step_by if overview.step_by.startswith("range ") else f"a call of {overview.step_by}"
-    of_names = []
+    unit_counts = []
     for unit in (unit for unit in units if not unit.stage and not unit.thread):
         inside = f" ({counted(unit.calls, 'call')} inside)" if unit.calls != unit.measured else ""
-        whose = " of transformers" if unit.unit == GENERATE else ""
-        of_names.append(f"{unit.measured:,} × {unit.unit}{whose}{inside}")
-    of_process = f" of {overview.steps_of}" if overview.steps_of else ""
-    cut = int(np.count_nonzero(~steps.columns.whole))
-    not_whole = f"; {counted(cut, 'step')} not recorded whole" if cut else ""
-    return f"a step is {unit_name}: {shortened(of_names)}{of_process}{not_whole}"
+        library = " of transformers" if unit.unit == GENERATE else ""
+        unit_counts.append(f"{unit.measured:,} × {unit.unit}{library}{inside}")
+    process = f" of {overview.steps_of}" if overview.steps_of else ""
+    cut_steps = int(np.count_nonzero(~steps.columns.whole))
+    not_whole = f"; {counted(cut_steps, 'step')} not recorded whole" if cut_steps else ""
+    return f"a step is {unit_name}: {shortened(unit_counts)}{process}{not_whole}"
 
 
 def _recompute_line(overview: Overview, steps: Steps) -> str:
-    """Say what checkpointing costs; nothing if no module ran again."""
+    """Return a line about the time that checkpointing costs; empty if no module ran again."""
     columns = steps.counted.columns
     if not columns.recompute_ns.any():
         return ""
-    usual = median(columns.recompute_ns)
+    recompute_ns = median(columns.recompute_ns)
     share = columns.recompute_ns.sum() / columns.duration_ns.sum()
     modules = ", ".join(f"{counted(count, 'module')} of {name}" for name, count in overview.recomputed.items())
-    return f"checkpointing costs {_ms(usual)} of a step (median; {share:.1%} of all), to run {modules} again"
+    return f"checkpointing costs {_ms(recompute_ns)} of a step (median; {share:.1%} of all), to run {modules} again"
 
 
 def compiled_names(timeline: Timeline) -> dict[str, list[str]]:
-    """Return the modules that are inside of each region that torch.compile made (`["0: Linear"]`), by its name."""
+    """Return the modules inside each region that torch.compile made (`["0: Linear"]`), by the region's name."""
     names, columns = timeline.names, timeline.columns
     texts = columns.arg(Arg.COMPILED_MODULES)
-    of_name = dict(zip(columns.name[texts.rows].tolist(), texts.values.tolist(), strict=True))
-    modules = {names[name].fqn: texts.text(value) for name, value in of_name.items()}
+    value_by_name = dict(zip(columns.name[texts.rows].tolist(), texts.values.tolist(), strict=True))
+    modules = {names[name].fqn: texts.text(value) for name, value in value_by_name.items()}
     return {fqn: text.split(", ") if text else [] for fqn, text in sorted(modules.items())}
 
 
 def _compiled_line(overview: Overview) -> str:
-    """Say which spans hold modules that torch.compile fused, and that have no spans of their own."""
+    """Return a line with the spans whose inner modules torch.compile fused: these have no spans of their own."""
     if not overview.compiled:
         return ""
     compiled = overview.compiled.items()
@@ -352,7 +355,7 @@ def _compiled_line(overview: Overview) -> str:
 
 
 def sum_up_communication(collectives: Collectives) -> Mapping[str, OperatorTotals]:
-    """Return the totals by operator, the most often called first; waits for what is not known are of `""`."""
+    """Return the totals by operator, the most often called first; `""` has the waits for unknown operators."""
     duration = collectives.end - collectives.start
     operators = [name.operator for name in collectives.names] + [""]
 
@@ -366,7 +369,7 @@ def sum_up_communication(collectives: Collectives) -> Mapping[str, OperatorTotal
 
 
 def _by_operator(totals: Iterable[tuple[str, OperatorTotals]]) -> dict[str, OperatorTotals]:
-    """Add up what is of one operator; the one with most calls comes first."""
+    """Return the sums of the totals by operator, the most often called first."""
     sums: dict[str, OperatorTotals] = {}
     for name, added in totals:
         sums[name] = OperatorTotals(*map(sum, zip(added, sums.get(name, (0, 0, 0, 0)), strict=True)))
@@ -374,7 +377,7 @@ def _by_operator(totals: Iterable[tuple[str, OperatorTotals]]) -> dict[str, Oper
 
 
 def communication_line(totals: Mapping[str, OperatorTotals]) -> str:
-    """Return one line; empty where there are no collectives.
+    """Return a line about collectives; empty if there are none.
 
     Example:
         `communication: 24 all_reduce (1.20 MiB), 3 barrier; calls take 1.234 ms, waits 12.345 ms`
@@ -393,7 +396,7 @@ def communication_line(totals: Mapping[str, OperatorTotals]) -> str:
 
 
 def shortened(names: Sequence[object], limit: int = 3, separator: str = ", ") -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first `limit` names, and the number of the others."""
     unnamed = len(names) - limit
     return separator.join(map(str, names[:limit])) + (f" and {unnamed:,} more" if unnamed > 0 else "")
 
