@@ -262,6 +262,6 @@ def _sum(measured: RuleInput, members: Sequence[int], known: Sequence[Sequence[O
         backward,
         together,
         sorted(longest.values(), key=lambda each: -each.ns),
-        notes.ns_of_operator * together.calls + notes.ns_of_call * (calls + inner_calls),
+        notes.operator_call_ns * together.calls + notes.module_call_ns * (calls + inner_calls),
         doubles_ns,
     )
