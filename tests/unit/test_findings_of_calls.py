@@ -18,7 +18,7 @@ from tests.unit.test_findings import MS, found, training
 
 GROWS, LOOP = "takes longer from step to step", "is called in a loop, for a short time each"
 BETWEEN = "time between calls, outside of modules and ranges, takes a large share"
-WITHOUT_CACHE = ": inputs grow, as those of a model that gets all tokens again, without a cache"
+WITHOUT_CACHE = ": inputs grow, as in generation without a KV cache"
 
 
 def calls(times: Sequence[tuple[float, float]], gap: Callable[[int], float] = lambda call: 0) -> Timeline:

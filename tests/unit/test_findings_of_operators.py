@@ -294,7 +294,9 @@ def test_each_call_of_a_generate_is_short_if_a_step_would_be(own: float, is_name
 def test_a_step_of_several_calls_has_the_operators_of_all() -> None:
     notes = {"steps": 2, "inside": {"Net": [["", 4, 2_000], ["addmm", 4, 2_000]]}}
 
-    assert NotedSteps(notes, samples_per_step=3.0).inside == {"Net": [Operator("", 6.0, 3_000.0), Operator("addmm", 6.0, 3_000.0)]}
+    assert NotedSteps(notes, samples_per_step=3.0).inside == {
+        "Net": [Operator("", 6.0, 3_000.0), Operator("addmm", 6.0, 3_000.0)]
+    }
 
 
 def test_modules_without_the_sum_of_their_operators_are_left_out() -> None:

@@ -19,7 +19,7 @@ from ..slow_steps import short_ms
 from .finding import MIN_STEPS, Finding, RuleInput, only_option, times_text
 from .inside import PARAMETRIZATIONS
 from .noted import NotedSteps, Operator, calls_text, tensors_of
-from .occasions import LARGE_EVALUATION, LOADER_START, collections_text
+from .occasions import LOADER_START, MIN_EVALUATION_SHARE, collections_text
 from .siblings import place_of
 
 # Minimum share of a step by part. Without a fault, 41 real programs had 6 to 28 % in optimizers, up to 24 % in loaders
@@ -32,7 +32,7 @@ _MIN_PART_SHARE = {
     OTHER: 0.20,
     "gc": 0.05,
     "saving": 0.05,
-    "evaluation": LARGE_EVALUATION,
+    "evaluation": MIN_EVALUATION_SHARE,
 }
 _MEDIAN_FACTOR = 0.5
 """Factor on the minimum share of a part for its median: 10th percentiles of part and step come from different steps."""
