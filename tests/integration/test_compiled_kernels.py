@@ -458,7 +458,7 @@ def test_why_kernels_have_no_modules_is_said_with_what_helps(tmp_path: Path, mon
         return said
 
     before = "compiled before the first recording (record from before its first call)"
-    cached = "from a cache that was filled without modtrace (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it anew)"
+    cached = "from a cache that was filled without modtrace (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it again)"
     start = "2 of 2 calls of compiled graphs have no modules: Sequential is "
     # The first process fills the caches of the second.
     assert told("before") == ({before}, [start + before], [])

@@ -1,4 +1,4 @@
-"""The contents of a timeline beside its spans: names, processes, tracks, marks, counters and statistics."""
+"""The parts of a timeline other than its spans: names, processes, tracks, marks, counters and statistics."""
 
 import fnmatch
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -13,78 +13,78 @@ from .slices import BACKWARD_PASS, COLLECTIVE, KINDS, PHASES, RANGE
 GPU = "gpu"
 COMMUNICATION, PASSES, RANGES = KINDS[COLLECTIVE].track, KINDS[BACKWARD_PASS].track, KINDS[RANGE].track
 TRACK_KINDS = ("forward", "backward", PASSES, RANGES, COMMUNICATION, GPU)
-"""The kinds of tracks, in the order in which they are shown; calls inside backward are on its track."""
+"""The kinds of tracks, in display order; calls during backward are on the backward track."""
 
-
-STEPS_END_WITH, BACKWARD_PASSES = "steps_end_with", "backward passes"
-"""In a timeline's metadata, where its steps end with backward passes: no optimizer of torch stepped."""
+STEPS_END_WITH = "steps_end_with"
+"""Metadata key: `BACKWARD_PASSES` if steps end with backward passes because no torch optimizer stepped."""
+BACKWARD_PASSES = "backward passes"
 
 WHOLE_RUN = "whole_run"
-"""In a timeline's metadata: the `steps`, `spans` and `seconds` of the recording of which a ring kept the end, and the
-`kept_steps`; None for what the ring does not know."""
+"""Metadata key: the `steps`, `spans` and `seconds` of the whole recording, and `kept_steps`, the number of steps that
+the ring still contains; each is None if the ring does not know it."""
 
 FIRST_CALLED = "first_called_step"
-"""In a timeline's metadata, if calls or ranges were chosen as steps: by what a step is, the number of the first."""
+"""Metadata key, present if calls or ranges were selected as steps: the number of the first, by step kind."""
 
 COUNTED = "flops"
-"""In a timeline's metadata, if operators were counted: when, and what could not be."""
+"""Metadata key, present if operators were counted: the steps counted, and the operators that have no formula."""
 
 MEMORY = "memory"
-"""In a timeline's metadata: what tensors held and by whom, what grew, and what could not be allocated; JSON values."""
+"""Metadata key: memory held by tensors, its owners, its growth, and failed allocations; JSON values."""
 
 OPTIMIZERS = "optimizers"
-"""In a timeline's metadata: the `class` of each optimizer that stepped, how many `tensors` it updates, in how many
-`groups` if not in one, `how` (`fused`, `foreach`, `one by one`), and how many `hooks` its step has, as far as known. If
-many did, again for some of them, with how many had `stepped` by then, and how many different `first_tensors` these had.
-"""
+"""Metadata key: one record per optimizer that stepped. Its `class`, the number of `tensors` that it updates, of its
+`groups` if not 1, and of the `hooks` of its step, and `how` it updates (`fused`, `foreach`, `one by one`), if known.
+If many stepped, further records have the number that had `stepped` by then, and of their different `first_tensors`."""
 
 WITHOUT_GRADIENTS = "calls without gradients"
-"""The name of evaluations in training mode, such as those of a policy that plays."""
+"""The name of evaluations in training mode, such as rollouts of a policy."""
 
 FLOAT64 = " (float64)"
-"""The ending of names of operators that take tensors of float64, and the name of all of these in a module."""
+"""Suffix of the names of operators with float64 inputs; without a prefix, the name of all such operators of a module.
+"""
 STEP_NOTES = "step_notes"
-"""In a timeline's metadata: what was noted of few steps; `metadata.SHAPE_OF_STEP_NOTES` has each key."""
+"""Metadata key: facts about a few sampled steps; `metadata.SHAPE_OF_STEP_NOTES` lists their keys."""
 
 
 def place_in_lists(fqn: str, called: Container[str]) -> str:
-    """Return a name with `*` for its places in lists: what its siblings are called.
+    """Return the name that a module shares with its siblings: `*` replaces each index into an `nn.ModuleList`.
 
-    A module in an `nn.Sequential` has no siblings there: that is `called` itself, and holds what follows each other.
+    Modules of an `nn.Sequential` are not siblings: it is in `called`, and runs its modules one after another.
     """
     words = fqn.split(".")
     last = len(words) - 1
     return ".".join(
-        "*" if word.isdecimal() and not (place == last and ".".join(words[:place]) in called) else word
-        for place, word in enumerate(words)
+        "*" if word.isdecimal() and not (index == last and ".".join(words[:index]) in called) else word
+        for index, word in enumerate(words)
     )
 
 
 OPEN_AT_END = "open_at_end"
-"""In a timeline's metadata, if its process died or hung: the `thread` that was in a call or a range, the `place`, for
-how many `seconds` until the end of what is known, and `usual_seconds`, None if these are not known."""
+"""Metadata key, present if the process died or hung inside a call or range: the `thread`, the `place`, the `seconds`
+from its start to the last known time, and its `usual_seconds`, None if unknown."""
 
 UNSAVED = "unsaved"
-"""In a timeline's metadata, if its process died before it saved: what is lost by that."""
+"""Metadata key, present if the process died before it saved: a phrase for the data lost."""
 
 
 def unsaved_sentence(lost: str) -> str:
-    """Say what a process lost that died before it saved."""
+    """Return the sentence about the data that a process lost because it died before it saved."""
     return f"the process ended without saving: {lost} is lost"
 
 
 MISSING_BYTES = "missing_bytes"
-"""In a timeline's metadata: what was cut off the end of its ring's file."""
+"""Metadata key: number of bytes missing at the end of the ring's file."""
 
 LEFT_OUT = "events_left_out"
-"""In a timeline's metadata: how many events of the profiler could not be read."""
+"""Metadata key: number of profiler events that could not be read."""
 
 COMPILED = "compiled"
-"""In a timeline's metadata, if torch.compile made any of it: by region its graphs, see `summary.compiled`."""
+"""Metadata key, present if code ran that torch.compile made: the graphs by region, see `summary.compiled`."""
 
 FUSED_TIMES = "fused_times"
-"""In what a merged trace knows of such a graph: by name below the region and phase of spans of kernels that are fused
-of several modules, what each of these took of them."""
+"""Key of such a graph in a merged trace: the share of each module in the time of kernels fused from several modules,
+by the name below the region and the phase of the kernels' spans."""
 
 COMPILED_BEFORE = "compiled before the first recording"
 FROM_AUTOGRAD_CACHE = "from the cache of AOTAutograd"
@@ -92,20 +92,20 @@ FROM_CACHE = "from a cache that was filled without modtrace"
 NOT_IN_PROFILE = "some kernels are not in the profile"
 WITH_REMEDY = {
     COMPILED_BEFORE: f"{COMPILED_BEFORE} (record from before its first call)",
-    FROM_CACHE: f"{FROM_CACHE} (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it anew)",
-    NOT_IN_PROFILE: f"{NOT_IN_PROFILE} (those in C++ are with torch._inductor.config.cpp.enable_kernel_profile = True)",
+    FROM_CACHE: f"{FROM_CACHE} (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it again)",
+    NOT_IN_PROFILE: f"{NOT_IN_PROFILE} (torch._inductor.config.cpp.enable_kernel_profile = True adds those in C++)",
 }
-"""Why modules and kernels inside a region are not known: the reasons for which something helps, with that."""
+"""Reasons why the modules and kernels inside a region are unknown, each followed by its remedy."""
 
 
 def why_unknown(graphs: Iterable[Mapping[str, Any]]) -> str:
-    """Return why kernels of a region, of which these are the graphs, have no modules, and what helps; else empty."""
+    """Return the reasons, with remedies, why kernels of a region's graphs have no modules; empty if they have them."""
     reasons = dict.fromkeys(record.get("unknown", "") for graph in graphs for record in graph.get("kernels") or [graph])
     return "; ".join(WITH_REMEDY.get(reason, reason) for reason in reasons if reason)
 
 
 def compiled_graphs(metadata: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each graph that torch.compile made, after the name of its region."""
+    """Yield (region, graph) for each graph that torch.compile made."""
     for region, graphs in metadata.get(COMPILED, {}).items():
         yield from ((region, graph) for graph in graphs)
 
@@ -113,17 +113,17 @@ def compiled_graphs(metadata: Mapping[str, Any]) -> Iterator[tuple[str, dict[str
 COMPILED_CLASS = "CompiledFunction"
 """The class of a compiled function that is not a module."""
 REPLAY_CLASS = "CUDAGraph"
-"""The class, and the last part of the name, of the replay of a graph of CUDA's, which is not a module."""
+"""The class, and the last part of the name, of the replay of a CUDA graph, which is not a module."""
 REGION_CLASS = "record_function"
-"""The class of a range of `record_function`, which is not a module; its name is a text of the user's."""
+"""The class of a `record_function` range, which is not a module; the user wrote its name."""
 
 
 class Name(NamedTuple):
     """The names of a module.
 
     Attributes:
-        label: the span's name: the path below the nearest called ancestor and the class (`h.0: Block`); the class
-            alone for a root.
+        label: the span's name: the path below the nearest called ancestor and the class (`h.0: Block`); only the
+            class for a root.
         fqn: the fully qualified name (`GPT.transformer.h.0`).
         module_class: the name of the module's class (`Block`).
     """
@@ -140,7 +140,7 @@ class Name(NamedTuple):
 
 
 _RANGE_CLASS = "range · "
-"""The begin of the class in the name of a range; its category follows."""
+"""Prefix of `Name.module_class` of a range; the category follows."""
 
 
 def range_name(name: str, category: str) -> Name:
@@ -152,10 +152,10 @@ class Process(NamedTuple):
     """A process that was recorded.
 
     Attributes:
-        pid: its id as the operating system has it.
+        pid: the operating system's id of the process.
         rank: its distributed rank; None if there is none.
-        program: what it ran.
-        role: what it does in its job; empty if that is not known.
+        program: the name of the program that it ran.
+        role: its role in the job, such as `trainer`; empty if unknown.
     """
 
     pid: int
@@ -166,12 +166,12 @@ class Process(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the process in a trace (`rank 0 · python`, `trainer 0 · python`)."""
-        place = process_label(self.role, self.rank)
-        return f"{place} · {self.program}" if place else self.program
+        label = process_label(self.role, self.rank)
+        return f"{label} · {self.program}" if label else self.program
 
 
 def process_label(role: str, rank: int | None) -> str:
-    """Return what a process of a job is called; empty if nothing is known of it.
+    """Return the label of a process of a job; empty if neither role nor rank is known.
 
     Example:
         >>> process_label("rollout", 2), process_label("", 2), process_label("driver", None)
@@ -181,17 +181,17 @@ def process_label(role: str, rank: int | None) -> str:
 
 
 class Track(NamedTuple):
-    """One row of slices: what ran forward or backward on a thread, or whose kernels ran on a stream of a GPU.
+    """One row of slices: the forward or backward of a thread, or the modules whose kernels ran on a GPU stream.
 
-    Spans above a GPU stream have the phase of the calls that launched the work.
+    Spans on a GPU track have the phase of the calls that launched the work.
 
     Attributes:
         kind: one of `TRACK_KINDS`: "forward", "backward" (and calls inside) or "gpu", which hold the spans of modules;
             "communication", see `Timeline.collectives`; "backward pass", see `Timeline.backward_passes`; "ranges", see
             `Timeline.ranges`.
         thread: the thread's name (`MainThread`, `pt_autograd_0`), or the stream's (`stream 7`).
-        tid: the thread's id as the operating system has it, or the stream's number.
-        process: the process it belongs to; of a GPU's the one that launched the work.
+        tid: the operating system's id of the thread, or the stream's number.
+        process: the process that it belongs to; for a GPU track the one that launched the work.
         device: the number of the GPU; None for a thread.
         stream: the number of the stream on it; None for a thread.
     """
@@ -210,18 +210,18 @@ class Track(NamedTuple):
 
 
 class BackwardPass(NamedTuple):
-    """A call of `backward()` or `torch.autograd.grad`, from its begin to its return on the thread that called it.
+    """A call of `backward()` or `torch.autograd.grad`, from its start to its return on the thread that called it.
 
-    It is longer than the backward spans in it by what torch and others do there that belongs to no module: before the
-    first node and after the last, where DistributedDataParallel waits for the other ranks, and between nodes.
+    It is longer than its backward spans, because work of no module runs before the first node, between nodes and after
+    the last one, where DistributedDataParallel waits for the other ranks.
 
     Attributes:
-        start_ns: Unix nanoseconds.
-        end_ns: Unix nanoseconds; of one that is not complete the edge of what is known.
+        start_ns: Unix nanoseconds; the first recorded time if the start was overwritten.
+        end_ns: Unix nanoseconds; the last recorded time if the end never came.
         thread: the thread's name (`MainThread`).
-        tid: its id as the operating system has it.
-        process: the process it belongs to.
-        complete: False where its begin was overwritten or its end never came.
+        tid: the operating system's id of the thread.
+        process: the process that it belongs to.
+        complete: False if its start was overwritten or its end never came.
     """
 
     start_ns: int
@@ -238,20 +238,20 @@ class BackwardPass(NamedTuple):
 
 
 class Range(NamedTuple):
-    """A named time of a thread: a fetch of data, an optimizer's step, a garbage collection, a range of the user's.
+    """A named interval on a thread: a data fetch, an optimizer step, a garbage collection, a range of the user.
 
     Attributes:
-        name: as torch or the user calls it (`Optimizer.step#AdamW.step`).
+        name: the name that torch or the user gave it (`Optimizer.step#AdamW.step`).
         category: "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation",
-            "generate", "torch" (another name of torch's), "user".
-        start_ns: Unix nanoseconds.
-        end_ns: Unix nanoseconds; if it is not complete the edge of what is known.
-        depth: how many ranges are around it on its track.
+            "generate", "torch" (another name given by torch), "user".
+        start_ns: Unix nanoseconds; the first recorded time if the start was overwritten.
+        end_ns: Unix nanoseconds; the last recorded time if the end never came.
+        depth: number of ranges around it on its track.
         track: the name of the track (`ranges · MainThread`).
         thread: the thread's name (`MainThread`).
-        process: the process it belongs to; a worker of a `DataLoader` is one of its own.
-        step: the number of steps that had ended when it began.
-        complete: False if its begin was overwritten or its end never came.
+        process: the process that it belongs to; each worker of a `DataLoader` is a process.
+        step: number of steps that had ended at its start.
+        complete: False if its start was overwritten or its end never came.
     """
 
     name: str
@@ -277,7 +277,7 @@ class Mark(NamedTuple):
     Attributes:
         time_ns: Unix nanoseconds.
         kind: "step" (the end of a training step), "mark" (written by the user) or "sync" (written for alignment).
-        text: what it says (`step 3`).
+        text: the label (`step 3`).
     """
 
     time_ns: int
@@ -291,7 +291,7 @@ class Mark(NamedTuple):
 
     @property
     def ends_step(self) -> bool:
-        """Whether it ends a step."""
+        """Whether the mark ends a step."""
         return self.kind == "step"
 
 
@@ -300,9 +300,9 @@ class CounterSeries:
     """A quantity that was sampled over time.
 
     Attributes:
-        name: what was sampled (`process RSS`).
+        name: the quantity (`process RSS`).
         unit: its unit (`bytes`).
-        process: the process that it was sampled in.
+        process: the process that sampled it.
         time: int64[n], Unix nanoseconds, ascending.
         value: int64[n], in `unit`.
     """
@@ -316,17 +316,17 @@ class CounterSeries:
 
 @dataclass(frozen=True, slots=True)
 class Stats(Mapping[str, int]):
-    """Counts of what a recording kept and lost; also readable as a mapping (`stats["recorded"]`).
+    """Counts of events and spans that a recording kept and lost; also a mapping (`stats["recorded"]`).
 
     Attributes:
         recorded: events written to the ring since it was started.
-        overwritten: of these, the events whose slots were used again.
+        overwritten: the recorded events whose slots were used again.
         torn: slots that were being written when they were read or when the process died.
         unfinished: spans whose exit never came.
         unstarted: spans whose enter was overwritten.
-        unattributed: runs of autograd nodes outside all modules, as those of a loss function are; no loss. A run is
-            what a pass runs of them on one thread without nodes of a module between. The Python engine does not
-            count those of a graph that another thread made than the one that runs the pass.
+        unattributed: runs of autograd nodes outside all modules, such as those of a loss function; nothing is lost.
+            A run is a sequence of such nodes in one pass on one thread, without nodes of a module between them. The
+            Python engine omits nodes of a graph if another thread than the one that runs the pass made it.
     """
 
     recorded: int = 0
@@ -348,13 +348,14 @@ class Stats(Mapping[str, int]):
 
 
 def damage_sentence(torn: int, tracks: Iterable[Track]) -> str:
-    """Say how many events of a ring are damaged; empty if none is: each of its threads was writing one if it died."""
+    """Return the sentence on damaged events; empty for up to one per thread, cut off as the process died."""
     threads = {(track.process, track.tid) for track in tracks}
     return f"{torn:,} events are damaged, and left out" if torn > len(threads) else ""
 
 
 Place = tuple[tuple[int, int], ...]
-"""A module and phase, and those around it: (index into `GpuWork.modules`, index into `PHASES`), the outermost first."""
+"""Path of (index into `GpuWork.modules`, index into `PHASES`) from the outermost module to the one that launched work.
+"""
 
 NO_PHASE = -1
 """The phase of work that no module launched."""
@@ -364,41 +365,41 @@ _FIELDS = 6
 
 @dataclass(frozen=True)
 class GpuWork:
-    """The kernels, memcpys and memsets of a trace, and its communication, added up by launcher and step."""
+    """The kernels, memcpys, memsets and communication of a trace, summed by launcher and step."""
 
     # Fully qualified name and class of each module; the reason and an empty text for work without a module
     modules: Sequence[tuple[str, str]]
-    places: Sequence[Place]  # who launched work
+    places: Sequence[Place]  # the launchers
     place: Int64Array  # int64[n], index into `places`
-    step: Int64Array  # int64[n], in which step it was launched; -1 if the steps are not told apart
+    step: Int64Array  # int64[n], number of the step that launched it; -1 if steps are not distinguished
     kind: Int64Array  # int64[n], 0 for kernels, 1 for memcpys, 2 for memsets, 3 for communication of any kind
-    count: Int64Array  # int64[n], how many there were
-    duration: Int64Array  # int64[n], ns, of all together
-    overlap: Int64Array  # int64[n], ns of it while the device computed; of communication alone
+    count: Int64Array  # int64[n], number of kernels, copies or collectives
+    duration: Int64Array  # int64[n], total duration in ns
+    overlap: Int64Array  # int64[n], ns of communication while the device computed; 0 for the other kinds
 
     @property
     def rows(self) -> Int64Array:
-        """int64[n, 6]: the columns beside each other."""
+        """int64[n, 6]: the columns as one array."""
         return np.stack([self.place, self.step, self.kind, self.count, self.duration, self.overlap], axis=1)
 
-    def take(self, chosen: BoolArray) -> "GpuWork":
-        """Return some of the rows."""
-        return GpuWork(self.modules, self.places, *self.rows[chosen].T)
+    def take(self, is_selected: BoolArray) -> "GpuWork":
+        """Return the selected rows."""
+        return GpuWork(self.modules, self.places, *self.rows[is_selected].T)
 
     def only(self, pattern: str | None, max_depth: int | None) -> "GpuWork":
-        """Return what the modules that match launched, see `Timeline.only`."""
-        chosen = [fnmatch.fnmatchcase(fqn, "*" if pattern is None else pattern) for fqn, _ in self.modules]
-        places = [tuple(launcher for launcher in place if chosen[launcher[0]])[:max_depth] for place in self.places]
+        """Return the work that the matching modules launched, see `Timeline.only`."""
+        matches = [fnmatch.fnmatchcase(fqn, "*" if pattern is None else pattern) for fqn, _ in self.modules]
+        places = [tuple(launcher for launcher in place if matches[launcher[0]])[:max_depth] for place in self.places]
         has_module = np.array([bool(place) for place in places], np.bool_)
         return replace(self.take(has_module[self.place]), places=places)
 
     def to_json_values(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the table as JSON values."""
         return {"modules": self.modules, "places": self.places, "rows": self.rows.tolist()}
 
     @classmethod
     def from_json_values(cls, values: Mapping[str, Any]) -> "GpuWork":
-        """Read what `to_json_values` returned; raises KeyError, TypeError or ValueError if it is something else."""
+        """Read the result of `to_json_values`; raises KeyError, TypeError or ValueError for anything different."""
         modules = [(str(fqn), str(module_class)) for fqn, module_class in values["modules"]]
         places = [tuple((int(module), int(phase)) for module, phase in place) for place in values["places"]]
         rows = np.array(values["rows"], np.int64).reshape(-1, _FIELDS)
@@ -407,8 +408,8 @@ class GpuWork:
             for place in places
             for module, phase in place
         ]
-        of_places, kinds = rows[:, 0], rows[:, 2]
-        in_range = (of_places >= 0) & (of_places < len(places)) & (kinds >= 0) & (kinds <= COMMUNICATION_KIND)
+        place_index, kinds = rows[:, 0], rows[:, 2]
+        in_range = (place_index >= 0) & (place_index < len(places)) & (kinds >= 0) & (kinds <= COMMUNICATION_KIND)
         if not (all(places) and all(is_known) and in_range.all()):
             raise ValueError("a place, a kind or a module in it does not exist")
         return cls(modules, places, *rows.T)

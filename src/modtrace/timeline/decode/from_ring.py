@@ -1,8 +1,8 @@
-"""The events of a ring, or of a piece of it → a timeline; first the spans of modules, then all else.
+"""The events of a ring, or of a piece of it → a timeline; first the spans of modules, then everything else.
 
 events     Net enter 10 · fc enter 12 · fc exit 15 · Net exit 20 · step 0 ends 21
-modules    Net 10–20, and in it fc 12–15, both of step 0
-timeline   these, the mark `step 0`, and what is on other tracks
+modules    Net 10–20, and in it fc 12–15, both in step 0
+timeline   these, the mark `step 0`, and the slices of other tracks
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ from .spans import SpanRows, build_span_rows, number_tracks
 
 
 def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
-    """Build the timeline of what a ring held, or of its analysis if that answers other questions too."""
+    """Build the timeline of a ring, or of an analysis of it that the caller uses further."""
     analysis = ring if isinstance(ring, RingAnalysis) else RingAnalysis(ring)
     return assemble_timeline(analysis, decode_modules(analysis), held_memory(analysis))
 
@@ -46,15 +46,15 @@ def assemble_timeline(
     memory: HeldMemory | None,
     open_at_end: Mapping[str, object] | None = None,
 ) -> Timeline:
-    """Return the timeline of spans of modules, and of the other events of a ring; perhaps of these alone.
+    """Return the timeline of the spans of modules and of the other events of a ring.
 
-    Then `modules` says how many there are, and their tracks. `open_at_end` is what `describe_open` says of the ring's
-    end.
+    If `modules` has no columns, but only counts and tracks, the timeline has only the other events. `open_at_end` is
+    the result of `describe_open`.
     """
     snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
-    not_whole = modules.unfinished, modules.unstarted, modules.unattributed
-    of_process = snapshot.metadata.get
-    process = Process(of_process("pid", 0), of_process("rank"), of_process("program", "python"), of_process("role", ""))
+    lost_counts = modules.unfinished, modules.unstarted, modules.unattributed
+    field = snapshot.metadata.get
+    process = Process(field("pid", 0), field("rank"), field("program", "python"), field("role", ""))
     tracks = [Track(("forward", "backward")[key % 2], *lookup.threads[key // 2], process) for key in modules.tracks]
     tracks, communication = build_collectives(analysis, tracks, process)
     texts = lookup.texts
@@ -63,10 +63,10 @@ def assemble_timeline(
         Slices.of(modules.args, **modules.columns) if modules.columns else Slices.empty(),
         names=lookup.names,
         tracks=tracks,
-        stats=Stats(slots.recorded, slots.overwritten, slots.torn, *not_whole),
+        stats=Stats(slots.recorded, slots.overwritten, slots.torn, *lost_counts),
         marks=_marks(analysis, counters),
         counters=counters,
-        # Which host it was matters to those who watch the ring, not to those who get the trace.
+        # The host's name is for whoever watches the ring; a trace may be sent to others.
         metadata=fit_metadata({key: v for key, v in snapshot.metadata.items() if key not in ("host", FIRST_STEP)})
         | {contents.WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, modules.spans)}
         | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
@@ -77,7 +77,7 @@ def assemble_timeline(
         | ({contents.STEPS_END_WITH: contents.BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
         | (
             {contents.OPTIMIZERS: optimizers}
-            if (optimizers := fit(_noted(snapshot, "optimizer"), OPTIMIZER_NOTES, []))
+            if (optimizers := fit(_records(snapshot, "optimizer"), OPTIMIZER_NOTES, []))
             else {}
         )
         | ({contents.STEP_NOTES: notes} if (notes := _step_notes(snapshot)) else {}),
@@ -89,48 +89,48 @@ def assemble_timeline(
     return with_slices(timeline, slices.join_columns([communication, passes, ranges]))
 
 
-def _noted(snapshot: RingSnapshot, kind: str) -> list[dict[str, Any]]:
-    """Return the records of one kind in the name table, without the kind."""
-    noted = [record for record in snapshot.records if record["kind"] == kind]
-    return [{name: value for name, value in record.items() if name != "kind"} for record in noted]
+def _records(snapshot: RingSnapshot, kind: str) -> list[dict[str, Any]]:
+    """Return the records of one kind in the name table, without their key `kind`."""
+    records = [record for record in snapshot.records if record["kind"] == kind]
+    return [{name: value for name, value in record.items() if name != "kind"} for record in records]
 
 
 def _step_notes(snapshot: RingSnapshot) -> dict[str, Any]:
-    """Return the last notes of few steps; empty if there are none."""
-    last = next(iter(_noted(snapshot, "steps")[-1:]), {})
+    """Return the last facts about sampled steps; empty if there are none."""
+    last = next(iter(_records(snapshot, "steps")[-1:]), {})
     notes = fit(parse_object(last["notes"].encode()) if last else None, SHAPE_OF_STEP_NOTES, None)
     return {} if notes is None else {**notes, "steps": last["steps"]}
 
 
-def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | None) -> dict[str, float | None]:
-    """Return what is known of the whole recording; its spans are not once some events were overwritten."""
+def describe_whole_run(snapshot: RingSnapshot, ended_steps: Int64Array, spans: int | None) -> dict[str, float | None]:
+    """Return the `WHOLE_RUN` metadata, given the numbers of ended steps; no spans if events were overwritten."""
     is_whole = not snapshot.slots.overwritten
-    kept = max(0, len(ended) - (not is_whole))  # of the first step that ends, the begin was overwritten
+    kept_steps = max(0, len(ended_steps) - (not is_whole))  # the start of the first step to end was overwritten
     first = snapshot.metadata.get(FIRST_STEP)
-    steps = len(ended) if is_whole else None
-    if steps is None and first is not None and len(ended):
-        steps = int(ended[-1]) - first + 1
-    read = [record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"]
-    times = [*read, *snapshot.slots.events.time[-1:].tolist()]
-    seconds = (max(times) - read[0]) / 1e9 if read else None
-    return {"steps": steps, "spans": spans if is_whole else None, "seconds": seconds, "kept_steps": kept}
+    steps = len(ended_steps) if is_whole else None
+    if steps is None and first is not None and len(ended_steps):
+        steps = int(ended_steps[-1]) - first + 1
+    anchors = [record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"]
+    times = [*anchors, *snapshot.slots.events.time[-1:].tolist()]
+    seconds = (max(times) - anchors[0]) / 1e9 if anchors else None
+    return {"steps": steps, "spans": spans if is_whole else None, "seconds": seconds, "kept_steps": kept_steps}
 
 
 def describe_open(
     analysis: RingAnalysis, parts_with: Callable[[OpenCall], Iterable[RingAnalysis]]
 ) -> dict[str, object]:
-    """Return the metadata of what the process died in, or is in for long, and what is lost; `OPEN_AT_END`, `UNSAVED`.
+    """Return the metadata `OPEN_AT_END`, if the process died or hangs in a call or range, and `UNSAVED`.
 
-    The analysis is of the end of the ring, and begins where no call was open. `parts_with` returns the parts of the
-    ring that say how long a call usually takes.
+    The analysis covers the end of the ring from a moment at which no call was open. `parts_with` returns the parts of
+    the ring that show the usual duration of a call.
     """
     snapshot = analysis.snapshot
     if snapshot.missing_bytes or any(record["kind"] == "stop" for record in snapshot.records):
         return {}
-    lost: dict[str, object] = {contents.UNSAVED: snapshot.unsaved} if snapshot.unsaved else {}
+    unsaved: dict[str, object] = {contents.UNSAVED: snapshot.unsaved} if snapshot.unsaved else {}
     stacks = [stack for stack in analysis.open_stacks if stack.calls]
     if not stacks:
-        return lost
+        return unsaved
     stack = min(stacks, key=lambda stack: stack.calls[-1].is_range)
     call = stack.calls[-1]
     end_ns = monotonic_ns() if snapshot.known_pid else int(analysis.all_events.time.max())
@@ -140,11 +140,11 @@ def describe_open(
     seconds = (end_ns - call.since_ns) / 1e9
     usual_seconds = None if usual_ns is None else usual_ns / 1e9
     place = {"thread": stack.thread, "place": call.place, "seconds": seconds, "usual_seconds": usual_seconds}
-    return {**lost, contents.OPEN_AT_END: place}
+    return {**unsaved, contents.OPEN_AT_END: place}
 
 
 def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Mark]:
-    """Return the ends of steps, the peaks of memory, and what the user or an alignment marked, in their order."""
+    """Return the ends of steps, the memory peaks, and the marks of the user and of alignments, in order of time."""
     events, clock, ends = analysis.events, analysis.clock, analysis.step_ends
     end_ns = clock.to_other(events.time[ends.event])
     marks = [Mark.of_step(time, number) for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)]
@@ -152,20 +152,20 @@ def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Ma
     marked = np.flatnonzero(events.kind == Kind.MARK)
     for index, time in zip(marked.tolist(), clock.to_other(events.time[marked]).tolist(), strict=True):
         text = analysis.lookup.texts[events.name[index]]
-        # A sync mark's value is the wait between the two clock readings that its time is the middle of.
+        # The time of a sync mark is the middle of two clock readings; its value is their distance.
         marks.append(Mark(time, "sync" if text.startswith(SYNC_PREFIX) else "mark", text))
     return sorted(marks)
 
 
 def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: Process) -> tuple[list[Track], Slices]:
-    """Return the tracks with those of backward passes after them, and the passes."""
+    """Return the tracks, followed by the tracks of backward passes, and the passes."""
     events, clock, threads = analysis.events, analysis.clock, analysis.lookup.threads
-    thread, begin, end = analysis.passes
+    thread, start, end = analysis.passes
     if not len(thread):
         return [*tracks], Slices.empty()
-    start_ns = clock.to_other(np.where(begin >= 0, events.time[begin], analysis.extent[0]))
+    start_ns = clock.to_other(np.where(start >= 0, events.time[start], analysis.extent[0]))
     end_ns = clock.to_other(np.where(end >= 0, events.time[end], analysis.extent[1]))
-    # One whose end is lost cannot outlast the one around it.
+    # A pass whose end is lost cannot outlast the pass around it.
     until, _, _ = clip_and_nest(thread, start_ns, end_ns, np.arange(len(thread)))
     first_seen = [*dict.fromkeys(thread[np.lexsort((-end_ns, start_ns))].tolist())]
     rows = Slices.of_kind(
@@ -173,8 +173,8 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
         start_ns,
         end=until,
         track=len(tracks) + find_key(np.array(first_seen), thread),
-        step=analysis.steps_before(np.maximum(2 * begin + 1, 0)),
-        complete=(begin >= 0) & (end >= 0) & (until == end_ns),
+        step=analysis.steps_before(np.maximum(2 * start + 1, 0)),
+        complete=(start >= 0) & (end >= 0) & (until == end_ns),
     )
     return [
         *tracks,
@@ -183,7 +183,7 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
 
 
 Samples = tuple[Int64Array, Int64Array]
-"""When a counter was sampled, Unix nanoseconds, and the samples."""
+"""The times of a counter's samples in Unix nanoseconds, and their values."""
 
 
 def find_samples(analysis: RingAnalysis) -> dict[int, Samples]:
@@ -196,27 +196,27 @@ def find_samples(analysis: RingAnalysis) -> dict[int, Samples]:
 
 
 class ModuleSpans(NamedTuple):
-    """The spans of modules, and what was sampled beside them."""
+    """The spans of modules, and the counters sampled meanwhile."""
 
-    columns: dict[str, AnyArray]  # as of `Slices`, in the order of their begins
-    spans: int  # how many there are, also where their columns are left out
-    tracks: Sequence[int]  # of each track twice the thread in the name table, plus one for a backward track
-    args: Args  # what only some spans have
-    evaluations: Evaluations  # where threads evaluate
-    unfinished: int  # spans without their end
-    unstarted: int  # spans without their begin
-    unattributed: int  # runs of nodes of no known call
-    counters: Mapping[int, Samples]  # the samples of each counter, by the number of its text
-    flops: tuple[int, int] = (0, 0)  # counted outside of modules, and how many spans have unknown ones
+    columns: dict[str, AnyArray]  # columns of `Slices`, in the order of start; empty in joined parts of a ring
+    spans: int  # number of spans, even if `columns` is empty
+    tracks: Sequence[int]  # per track: twice the thread's index in the name table, plus one for a backward track
+    args: Args  # values that few spans have
+    evaluations: Evaluations  # the evaluations of threads
+    unfinished: int  # number of spans without their end
+    unstarted: int  # number of spans without their start
+    unattributed: int  # number of runs of nodes without a known call
+    counters: Mapping[int, Samples]  # samples of each counter, by the number of its text
+    flops: tuple[int, int] = (0, 0)  # FLOPs counted outside modules, and the number of spans with unknown FLOPs
 
 
 def decode_modules(
     analysis: RingAnalysis, counted: CountedCalls | None = None, tracks: Numbering[int] | None = None
 ) -> ModuleSpans:
-    """Return the spans of modules that events say.
+    """Return the spans of modules.
 
-    If it is a part of a ring, `counted` has what calls of the ring cost, and `tracks` the numbers of the tracks of
-    earlier parts: it gets those of this one.
+    For a part of a ring, `counted` has the costs of calls in the whole ring, and `tracks` the numbers of the tracks of
+    earlier parts, to which the tracks of this part are added.
     """
     rows, clock = build_span_rows(analysis.intervals, analysis.call_of_node, analysis.forward_call), analysis.clock
     tracks = Numbering() if tracks is None else tracks
@@ -247,7 +247,7 @@ def decode_modules(
 
 
 def join_modules(parts: Sequence[ModuleSpans]) -> ModuleSpans:
-    """Return what parts of a ring that follow each other say of modules, without their columns and args."""
+    """Return the joined spans of consecutive parts of a ring, without their columns and args."""
     counters: dict[int, Samples] = {}
     for name in sorted({name for part in parts for name in part.counters}):
         samples = zip(*(part.counters[name] for part in parts if name in part.counters), strict=True)
@@ -257,29 +257,29 @@ def join_modules(parts: Sequence[ModuleSpans]) -> ModuleSpans:
     evaluations = Evaluations(*map(np.concatenate, zip(*(part.evaluations for part in parts), strict=True)))
     counts = [(part.spans, part.unfinished, part.unstarted, part.unattributed, *part.flops) for part in parts]
     spans, unfinished, unstarted, unattributed, outside, unknown = map(sum, zip(*counts, strict=True))
-    lost = unfinished, unstarted, unattributed
-    return ModuleSpans({}, spans, parts[-1].tracks, {}, evaluations, *lost, counters, (outside, unknown))
+    lost_counts = unfinished, unstarted, unattributed
+    return ModuleSpans({}, spans, parts[-1].tracks, {}, evaluations, *lost_counts, counters, (outside, unknown))
 
 
 def _find_args(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Args:
-    """Return the shapes of calls' inputs, what is known of what was compiled, and nodes that are many or unused."""
+    """Return the input shapes of calls, facts about compiled calls, and the counts of many or unused nodes."""
 
-    def of_names(texts: Mapping[int, str]) -> ArgColumn:
-        chosen = np.flatnonzero(np.isin(rows["name"], [*texts]))
-        return ArgColumn.of_texts(chosen, [texts[name] for name in rows["name"][chosen].tolist()])
+    def column_by_name(texts: Mapping[int, str]) -> ArgColumn:
+        index = np.flatnonzero(np.isin(rows["name"], [*texts]))
+        return ArgColumn.of_texts(index, [texts[name] for name in rows["name"][index].tolist()])
 
     return slices.without_empty(
         {
             Arg.SHAPES: _find_shapes(analysis, rows),
-            Arg.COMPILED_MODULES: of_names(analysis.lookup.compiled),
-            Arg.COMPILED_UNKNOWN: of_names(analysis.lookup.unknown),
+            Arg.COMPILED_MODULES: column_by_name(analysis.lookup.compiled),
+            Arg.COMPILED_UNKNOWN: column_by_name(analysis.lookup.unknown),
             **_find_nodes(analysis, rows, parent),
         }
     )
 
 
 def _find_nodes(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Args:
-    """Return how many nodes calls made of which none ran, outermost ones, and how many those made that made many."""
+    """Return the node counts of the outermost calls whose nodes never ran, and of calls that made many nodes."""
     calls = np.flatnonzero(
         (rows["phase"] == slices.FORWARD) & ~rows["on_backward"] & rows["has_start"] & rows["has_end"]
     )
@@ -296,7 +296,7 @@ def _find_nodes(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> A
 
 
 def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> ArgColumn:
-    """Return the shapes of the inputs of calls: their event follows that of the call's enter, on the same thread."""
+    """Return the input shapes of calls; their event follows the call's enter on the same thread."""
     events = analysis.events
     shapes = np.flatnonzero(events.kind == Kind.SHAPES)
     if not len(shapes):

@@ -1,8 +1,8 @@
-"""Events → intervals: what was open, from when to when, on which thread, inside what.
+"""Events → intervals: module calls and autograd nodes with start, end, thread and parent.
 
 Module calls and autograd nodes are intervals on their thread's stack. If the order of the nodes is known, an engine
-writes only "from now on the nodes of this call run". Each such segment is taken as one node: so both engines' events
-get the same shape. Calls are paired by name and key, nodes by nesting, segments by what follows them.
+writes only "from now on the nodes of this call run". Each such segment becomes one node, so the events of both engines
+give the same intervals. Calls are paired by name and key, nodes by nesting, segments with the next segment.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from ...ring.slot_format import Events, Kind
 from ..nesting import clip_and_nest, find_parents
 
 _IntervalColumns = dict[str, AnyArray]
-"""The columns of `Intervals` but depth and parent, and `end_unknown`: True if it ended at an unknown time.
+"""The columns of `Intervals` except depth and parent, and `end_unknown`: True if it ended at an unknown time.
 
 A position is -1 if there is no such event.
 """
@@ -34,47 +34,47 @@ class Intervals:
 
     thread: Int64Array  # index into the name table's threads
     start_position: Int64Array  # negative if the start was overwritten
-    end_position: Int64Array  # beyond all events where the end never came
+    end_position: Int64Array  # beyond all events if the end never came
     start: Int64Array  # monotonic nanoseconds
     end: Int64Array  # monotonic nanoseconds
     is_node: BoolArray  # True for autograd nodes and segments of them, False for calls
-    name: Int64Array  # number of the module's name; for a node of the Python engine that of its call, else `NO_NAME`
-    call_key: Int64Array  # which call of that name; -1 for nodes of the native engine
-    sequence: Int64Array  # of a node its own sequence number, of a call the thread's at enter; -1 if it is not known
-    exit_sequence: Int64Array  # of a call the thread's sequence number at exit; -1 if it is not known
-    forward_thread: Int64Array  # of a native node the thread that made it, as torch numbers threads; else -1
-    backward_pass: Int64Array  # of a node torch's graph task, or below -1 our own number of the pass; -1 for calls
+    name: Int64Array  # number of the module's name; of the call for a Python-engine node; `NO_NAME` for other nodes
+    call_key: Int64Array  # number of the call among those of that name; -1 for nodes of the native engine
+    sequence: Int64Array  # a node's sequence number, or the thread's when a call entered; -1 if unknown
+    exit_sequence: Int64Array  # the thread's sequence number when a call exited; -1 if unknown
+    forward_thread: Int64Array  # torch's number of the thread that made a native node; -1 for other intervals
+    backward_pass: Int64Array  # a node's torch graph task, or -2 minus modtrace's number of the pass; -1 for calls
     has_start: BoolArray  # False if the start was overwritten
     has_end: BoolArray  # False if the end never came
-    depth: Int64Array  # how many intervals are around it on its thread
-    parent: Int64Array  # index of the interval around it, or -1
+    depth: Int64Array  # number of intervals around it on its thread
+    parent: Int64Array  # index of the interval around it; -1 if there is none
 
     def __len__(self) -> int:
         return len(self.thread)
 
     def call_path(self, call: int) -> Iterator[int]:
-        """Yield a call and the calls around it, innermost first, up to the next node; nothing for -1."""
+        """Yield a call and the calls around it, innermost first, up to the next node. Yield nothing for -1."""
         while call >= 0 and not self.is_node[call]:
             yield call
             call = int(self.parent[call])
 
     def sort_keys(self, group: Int64Array, position: Int64Array) -> Int64Array:
-        """Return numbers that order positions by their group and in it by position; those after all starts are last."""
+        """Return numbers that order positions by group, then by position; positions after all starts come last."""
         lowest = int(self.start_position.min(initial=0))
         stride = int(self.start_position.max(initial=0)) - lowest + 2
         keys: Int64Array = group * stride + np.minimum(position - lowest, stride - 1)
         return keys
 
     def open_at(self, thread: Int64Array, position: Int64Array) -> Int64Array:
-        """Return the innermost interval in which each of some threads is at a position, or -1."""
+        """Return the innermost interval open on each thread at each position; -1 if there is none."""
         if not len(self):
             return np.full(len(position), -1, np.int64)
-        begun = self.sort_keys(self.thread, self.start_position)
-        inner = np.searchsorted(begun, self.sort_keys(thread, position)) - 1
+        start_keys = self.sort_keys(self.thread, self.start_position)
+        inner = np.searchsorted(start_keys, self.sort_keys(thread, position)) - 1
         inner = np.where((inner >= 0) & (self.thread[inner] == thread), inner, -1)
-        # The last one of the thread that has begun, or one around it, is open still.
-        while len(ended := np.flatnonzero((inner >= 0) & (self.end_position[inner] < position))):
-            inner[ended] = self.parent[inner[ended]]
+        # The last interval that started on the thread, or one around it, is still open.
+        while len(rows := np.flatnonzero((inner >= 0) & (self.end_position[inner] < position))):
+            inner[rows] = self.parent[inner[rows]]
         return inner
 
     @property
@@ -85,7 +85,7 @@ class Intervals:
 
     @cached_property
     def in_backward(self) -> BoolArray:
-        """True for calls that are recomputed or inside a node, or inside such a call."""
+        """True for calls that are recomputed, inside a node, or inside such a call."""
         is_inside: BoolArray = self.is_recompute.copy()
         for level in self.levels[1:]:
             calls = level[~self.is_node[level]]
@@ -95,7 +95,7 @@ class Intervals:
 
     @cached_property
     def levels(self) -> list[Int64Array]:
-        """The indexes of those of each depth, the outermost first: a parent is a level before its children."""
+        """The indexes of the intervals of each depth, outermost first, so parents come before their children."""
         return [np.flatnonzero(self.depth == depth) for depth in range(int(self.depth.max(initial=-1)) + 1)]
 
 
@@ -112,7 +112,7 @@ def build_intervals(events: Events) -> Intervals:
     # In a damaged file an end can come before its start.
     has_start, has_end = start_position >= 0, end_position > start_position
     end_unknown = columns.pop("end_unknown")
-    # What the ring cut off has one end only. Of two such intervals the one that ended later counts as started earlier.
+    # Intervals that the ring cut off have only one end. The later such an interval ended, the earlier its start.
     end_position = np.where(has_end, end_position, 2 * last - start_position)
     start_position = np.where(has_start, start_position, -end_position)
     columns["start_position"], columns["end_position"] = start_position, end_position
@@ -121,32 +121,32 @@ def build_intervals(events: Events) -> Intervals:
     columns["has_start"], columns["has_end"] = has_start, has_end & ~end_unknown
     order = np.lexsort((start_position, columns["thread"]))
     columns = {field: column[order] for field, column in columns.items()}
-    # A clock read by two threads can run back by a little where a pass ends on another thread.
+    # A clock read by two threads can run back slightly if a pass ends on another thread.
     columns["end"] = np.maximum(columns["end"], columns["start"])
     depth, parent = _nest(columns)
     return Intervals(**columns, depth=depth, parent=parent)
 
 
 def _bound_by_own_thread(events: Events, columns: _IntervalColumns) -> None:
-    """Move ends that another thread wrote between the two events of the own thread around them.
+    """Clip ends that another thread wrote to the times of the two events around them on the interval's own thread.
 
-    Within a thread, times follow positions. The clocks of two threads differ by a little, in a damaged file by much.
+    Within a thread, times follow positions. The clocks of two threads differ slightly, in a damaged file widely.
     """
     end_position, thread, end = columns["end_position"], columns["thread"], columns["end"]
     # An even position is between two events of the interval's own thread.
-    elsewhere = np.flatnonzero((end_position >= 0) & (end_position & 1 == 1))
-    elsewhere = elsewhere[events.thread[end_position[elsewhere] >> 1] != thread[elsewhere]]
-    for number in np.unique(thread[elsewhere]).tolist():
-        rows = elsewhere[thread[elsewhere] == number]
+    foreign = np.flatnonzero((end_position >= 0) & (end_position & 1 == 1))
+    foreign = foreign[events.thread[end_position[foreign] >> 1] != thread[foreign]]
+    for number in np.unique(thread[foreign]).tolist():
+        rows = foreign[thread[foreign] == number]
         rows = rows[np.argsort(end_position[rows], kind="stable")]
-        of_thread = np.flatnonzero(events.thread == number)
-        time = np.concatenate([events.time[of_thread[:1]], events.time[of_thread], [INT64_MAX]])
-        following = np.searchsorted(of_thread, end_position[rows] >> 1)
-        end[rows] = np.maximum.accumulate(np.clip(end[rows], time[following], time[following + 1]))
+        thread_events = np.flatnonzero(events.thread == number)
+        time = np.concatenate([events.time[thread_events[:1]], events.time[thread_events], [INT64_MAX]])
+        next_event = np.searchsorted(thread_events, end_position[rows] >> 1)
+        end[rows] = np.maximum.accumulate(np.clip(end[rows], time[next_event], time[next_event + 1]))
 
 
 def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
-    """Return depth and parent of intervals in (thread, start) order; those that overlap are clipped first."""
+    """Return depth and parent of intervals in (thread, start) order, after clipping partial overlaps."""
     thread, start_position, end_position = columns["thread"], columns["start_position"], columns["end_position"]
     first = thread * (int(end_position.max(initial=0)) - int(start_position.min(initial=0)) + 1)
     over = np.searchsorted(np.sort(first + end_position, kind="stable"), first + start_position, "right")
@@ -154,7 +154,7 @@ def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
     parent = find_parents(thread, depth)
     if np.all((parent < 0) | (end_position <= end_position[parent])):
         return depth, parent
-    # What would outlive the interval around it ends together with that one, and is without an end.
+    # An interval that outlives the one around it is clipped to it, and counts as having no end.
     until, parent, depth = clip_and_nest(thread, start_position, end_position, np.arange(len(thread)))
     clipped, end = until < end_position, columns["end"].copy()
     for level in range(1, int(depth.max()) + 1):
@@ -166,7 +166,7 @@ def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
 
 
 def is_core_event(events: Events) -> BoolArray:
-    """Return which events are of modules, nodes, steps and marks, not of counters or other kinds of slices."""
+    """Return True for events of modules, nodes, steps and marks, False for counters and other kinds of slices."""
     other_kinds = (
         *slot_format.COMMUNICATION_KINDS,
         *slot_format.DEVICE_KINDS,
@@ -179,12 +179,12 @@ def is_core_event(events: Events) -> BoolArray:
 
 
 _MISSING: dict[str, Any] = dict.fromkeys(("sequence", "exit_sequence", "forward_thread", "backward_pass"), -1)
-"""The fields that a kind of interval may not have."""
+"""Values of the fields that a kind of interval does not have."""
 _MISSING["end_unknown"] = False
 
 
 def _paired(events: Events, first: SignedIntArray, last: SignedIntArray, **columns: Any) -> dict[str, Any]:
-    """Return where and when pairs of events begin and end, each -1 where it is missing, and other columns."""
+    """Return the columns of event pairs, with position -1 for a missing event, and the other `columns`."""
     return {
         "thread": events.thread[np.where(first >= 0, first, last)].astype(np.int64),
         "start_position": np.where(first >= 0, 2 * first + 1, -1),
@@ -214,7 +214,7 @@ def pair_calls(events: Events) -> dict[str, Any]:
 
 
 def call_ids(events: Events, index: SignedIntArray) -> Int64Array:
-    """Return for each enter or exit one number that only the enter and the exit of one call share."""
+    """Return one number per enter or exit event, which only the two events of one call share."""
     call_index = events.value[index] >> slot_format.SEQUENCE_BITS & slot_format.CALL_INDEX_MASK
     recompute = is_any(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
     name = events.name[index].astype(np.int64)
@@ -222,7 +222,7 @@ def call_ids(events: Events, index: SignedIntArray) -> Int64Array:
 
 
 def _pair_nodes(events: Events) -> dict[str, Any]:
-    """Pair the native engine's node begins and ends by thread, sequence number, forward thread and graph task."""
+    """Pair the native engine's node events by thread, sequence number, forward thread and graph task."""
     index = np.flatnonzero((events.kind == Kind.NODE_BEGIN) | (events.kind == Kind.NODE_END))
     name, value, thread = events.name[index], events.value[index], events.thread[index]
     order = np.lexsort((name, value, thread))
@@ -244,64 +244,64 @@ def _pair_nodes(events: Events) -> dict[str, Any]:
     )
 
 
-def find_key(keys: Int64Array, wanted: Int64Array) -> Int64Array:
-    """Return for each wanted key the position of the first equal one among `keys`; -1 if there is none."""
+def find_key(keys: Int64Array, targets: Int64Array) -> Int64Array:
+    """Return the index of the first key equal to each target; -1 if there is none."""
     if not len(keys):
-        return np.full(len(wanted), -1, np.int64)
+        return np.full(len(targets), -1, np.int64)
     order = np.argsort(keys, kind="stable")
-    position = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-    return np.where(keys[position] == wanted, position, -1)
+    index = order[np.minimum(np.searchsorted(keys[order], targets), len(keys) - 1)]
+    return np.where(keys[index] == targets, index, -1)
 
 
 def pair_by_key(
-    index: SignedIntArray, is_begin: BoolArray, key: Int64Array, shift: int = 0, *, nests: bool = False
+    index: SignedIntArray, is_start: BoolArray, key: Int64Array, shift: int = 0, *, nests: bool = False
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the events that begin and end each thing; -1 if there is none. Those of one key are paired as they nest.
+    """Return the start event and the end event of each interval, -1 if missing; events of one key pair by nesting.
 
     Args:
-        index: the events that begin or end something, ascending.
-        is_begin: which of them begin it.
-        key: what they begin or end. A key that lost an event disturbs no other.
-        shift: as of `order_in_groups`, which sorts the keys.
-        nests: whether what has a key can be in another with that key. Else an end that follows an end of its key is
-            left out: one that an interrupt came into is written again.
+        index: the start and end events, ascending.
+        is_start: True for the start events.
+        key: the key of the interval of each event. An event lost under one key does not affect other keys.
+        shift: the argument of `order_in_groups`, which sorts the keys.
+        nests: whether an interval can contain another one with the same key. If not, an end right after an end of its
+            key is left out: an end whose writing was interrupted is written again.
     """
     order = order_in_groups(key, shift)
-    is_end, is_paired = ~is_begin[order], is_begin.copy()
+    is_end, is_paired = ~is_start[order], is_start.copy()
     if not nests and np.any(repeats := is_end & np.append(False, is_end[:-1] & (np.diff(key[order]) == 0))):
         is_paired[order[repeats]] = True
         order = order[~repeats]
-    sign = np.where(is_begin[order], 1, -1)
+    sign = np.where(is_start[order], 1, -1)
     total, is_first = np.cumsum(sign), np.diff(key[order], prepend=-1) != 0
-    before = (total - sign)[is_first][np.cumsum(is_first) - 1]
-    depth = total - before - is_begin[order]
+    total_before_key = (total - sign)[is_first][np.cumsum(is_first) - 1]
+    depth = total - total_before_key - is_start[order]
     if depth.any():
         nested = np.lexsort((order, depth, key[order]))
         order, depth = order[nested], depth[nested]
     first, second = order[:-1], order[1:]
-    is_pair = is_begin[first] & ~is_begin[second] & (key[first] == key[second]) & (depth[:-1] == depth[1:])
+    is_pair = is_start[first] & ~is_start[second] & (key[first] == key[second]) & (depth[:-1] == depth[1:])
     end_of = np.full(len(index), -1, np.int64)
     end_of[first[is_pair]] = index[second[is_pair]]
     is_paired[second[is_pair]] = True
     unpaired = index[~is_paired].astype(np.int64)
     return (
-        np.concatenate([index[is_begin].astype(np.int64), np.full(len(unpaired), -1, np.int64)]),
-        np.concatenate([end_of[is_begin], unpaired]),
+        np.concatenate([index[is_start].astype(np.int64), np.full(len(unpaired), -1, np.int64)]),
+        np.concatenate([end_of[is_start], unpaired]),
     )
 
 
-def pair_by_value(events: Events, begin: Kind, end: Kind) -> tuple[Int64Array, Int64Array]:
-    """Return the events that begin and end each thing of two kinds, which their values number; -1 if there is none."""
-    index = np.flatnonzero(is_any(events.kind, (begin, end)))
-    return pair_by_key(index, events.kind[index] == begin, events.value[index])
+def pair_by_value(events: Events, start: Kind, end: Kind) -> tuple[Int64Array, Int64Array]:
+    """Return the start and end events of the two kinds, paired by their values; -1 for a missing one."""
+    index = np.flatnonzero(is_any(events.kind, (start, end)))
+    return pair_by_key(index, events.kind[index] == start, events.value[index])
 
 
 def _extended_to_next(events: Events, last: Int64Array) -> Int64Array:
-    """Return when nodes end, whose last events are given: when their thread begins the next one of the graph task.
+    """Return the ends of nodes, given their last events: the start of the next node of the graph task on the thread.
 
-    Until then the engine checks the gradients that the node made, sums them with others and accumulates them. A node
-    ends with its last event if something else follows it. After the last node of a graph task only what is accumulated
-    is known. While another thread runs nodes of the task, the time between two nodes may be waiting for those.
+    Until then the engine checks, sums and accumulates the gradients of the node. If any other event follows, the node
+    ends with its last event. After the last node of a graph task, only the accumulation is known. While another thread
+    runs nodes of the task, the gap to the next node may be a wait for that thread, so it does not count.
     """
     if not len(last):
         return events.time[last]
@@ -309,26 +309,26 @@ def _extended_to_next(events: Events, last: Int64Array) -> Int64Array:
     index = np.flatnonzero(~is_any(events.kind, no_work))
     index = index[np.lexsort((index, events.thread[index]))]
     accumulated = events.kind[index] == Kind.ACCUMULATE_END
-    # Each takes the last other event before it on its thread, and gives its time to that where it is an end.
-    before = np.maximum.accumulate(np.where(accumulated, -1, np.arange(len(index))))
-    before[~accumulated] = np.roll(before, 1)[~accumulated]
+    # For each event the last one before it on its thread that accumulates nothing; if it ends a node, extend that node.
+    previous = np.maximum.accumulate(np.where(accumulated, -1, np.arange(len(index))))
+    previous[~accumulated] = np.roll(previous, 1)[~accumulated]
     extends = accumulated | (events.kind[index] == Kind.NODE_BEGIN)
-    source, target = index[extends], index[np.maximum(before[extends], 0)]
+    source, target = index[extends], index[np.maximum(previous[extends], 0)]
     fits = (
-        (before[extends] >= 0)
+        (previous[extends] >= 0)
         & (events.kind[target] == Kind.NODE_END)
         & (events.thread[target] == events.thread[source])
         & (events.name[target] & slot_format.GRAPH_TASK_MASK == events.name[source] & slot_format.GRAPH_TASK_MASK)
     )
-    begins = events.kind[source] == Kind.NODE_BEGIN
-    fits[begins] &= ~_runs_elsewhere(events, target[begins], source[begins])
-    until: Int64Array = events.time.copy()
-    np.maximum.at(until, target[fits], events.time[source[fits]])
-    return until[last]
+    is_node_start = events.kind[source] == Kind.NODE_BEGIN
+    fits[is_node_start] &= ~_runs_elsewhere(events, target[is_node_start], source[is_node_start])
+    end: Int64Array = events.time.copy()
+    np.maximum.at(end, target[fits], events.time[source[fits]])
+    return end[last]
 
 
 def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) -> BoolArray:
-    """Return for each gap between nodes of a thread whether one of their graph task runs in it on another thread."""
+    """Return True for gaps between nodes of a thread in which another thread runs a node of their graph task."""
     task = events.name.astype(np.int64) & slot_format.GRAPH_TASK_MASK
     task_and_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
     anywhere, on_thread = (_count_running(events, group, gap_start, gap_end) for group in (task, task_and_thread))
@@ -336,18 +336,18 @@ def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) 
 
 
 def _count_running(events: Events, group: Int64Array, gap_start: Int64Array, gap_end: Int64Array) -> Int64Array:
-    """Return for each gap how many nodes of its group overlap it."""
+    """Return the number of nodes that overlap each gap, in the gap's group."""
     first = group * len(events)
     sort_key = first + np.arange(len(events))
-    begins = np.sort(sort_key[events.kind == Kind.NODE_BEGIN])
+    starts = np.sort(sort_key[events.kind == Kind.NODE_BEGIN])
     ends = np.sort(sort_key[events.kind == Kind.NODE_END])
-    begun = np.searchsorted(begins, sort_key[gap_end], "left") - np.searchsorted(begins, first[gap_end], "left")
-    ended = np.searchsorted(ends, sort_key[gap_start], "right") - np.searchsorted(ends, first[gap_start], "left")
-    return np.asarray(begun - ended, np.int64)
+    started = np.searchsorted(starts, sort_key[gap_end], "left") - np.searchsorted(starts, first[gap_end], "left")
+    finished = np.searchsorted(ends, sort_key[gap_start], "right") - np.searchsorted(ends, first[gap_start], "left")
+    return np.asarray(started - finished, np.int64)
 
 
 def _pair_segments(events: Events) -> dict[str, Any]:
-    """Take each segment, from one "the nodes of this call run from now on" to the next, as one node."""
+    """Return one node per segment, from one "from now on the nodes of this call run" event to the next."""
     index = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
     thread = events.thread[index].astype(np.int64)
     pass_id = segment_pass(events)[index]
@@ -368,9 +368,9 @@ def _pair_segments(events: Events) -> dict[str, Any]:
         pass_ended & ~has_next & (last_event > index) & (events.value[last_event] & slot_format.ABANDONED_BIT != 0)
     )
     for segment in np.flatnonzero(end_unknown):
-        # Nothing says when the pass failed; it ran at least until the last event of this thread before that was seen.
-        before = np.flatnonzero(events.thread[: last_event[segment]] == thread[segment])[-1]
-        end_position[segment], end[segment] = 2 * before + 2, events.time[before]
+        # The pass failed at an unknown time, after the last event of this thread before the failure was seen.
+        last_known = np.flatnonzero(events.thread[: last_event[segment]] == thread[segment])[-1]
+        end_position[segment], end[segment] = 2 * last_known + 2, events.time[last_known]
     return {
         "end_unknown": end_unknown,
         "thread": thread,
@@ -383,13 +383,13 @@ def _pair_segments(events: Events) -> dict[str, Any]:
         "call_key": np.where(has_sequence, -1, value & slot_format.CALL_KEY_MASK),
         "sequence": np.where(has_sequence, value & slot_format.SEQUENCE_MASK, -1),
         "forward_thread": np.where(has_sequence, name >> slot_format.FORWARD_THREAD_SHIFT, -1),
-        # Our own numbers of passes and torch's of graph tasks count apart.
+        # modtrace numbers passes and torch numbers graph tasks: below -1 they cannot be confused.
         "backward_pass": np.where(has_sequence, -2 - pass_id, pass_id),
     }
 
 
 def segment_pass(events: Events) -> Int64Array:
-    """Return for each event that begins a segment its graph task or pass, as a `BACKWARD_OVER` names it."""
+    """Return the graph task or pass of each event that starts a segment, numbered as in `BACKWARD_OVER`."""
     return np.asarray(
         events.value
         >> np.where(events.kind == Kind.SEGMENT_BEGIN, slot_format.SEQUENCE_BITS, slot_format.CALL_KEY_BITS),

@@ -174,8 +174,8 @@ def _moments_between(analysis: RingAnalysis, rows: SpanRows, trained: Int64Array
     These are calls for training, backward passes, and ends of steps. These are of all threads: their thread is -1.
     """
     passes, time = analysis.passes, analysis.events.time
-    begun = passes.begin >= 0
-    begin, ends = passes.begin[begun], analysis.step_ends.event
+    begun = passes.start >= 0
+    begin, ends = passes.start[begun], analysis.step_ends.event
     moments = stack_parts(
         (rows["thread"][trained], rows["start_position"][trained], rows["start"][trained]),
         (passes.thread[begun], 2 * begin + 1, time[begin]),
