@@ -18,7 +18,7 @@ from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import BackwardPass, OpenCall, Process, RingAnalysis
 from modtrace.timeline import Timeline as TimelineData
-from modtrace.timeline.select import chosen_steps
+from modtrace.timeline.select import select_steps
 from modtrace.write.slices import all_as_modules
 from tests.support.event_script import WALL, EventScript
 from tests.support.small_modules import Failing
@@ -179,7 +179,7 @@ def test_parts_of_a_timeline_have_the_passes_of_these() -> None:
     assert edges(timeline.steps(1, 2)) == [(22, 25, True)]
     assert edges(timeline.window(WALL + 14, WALL + 24)) == [(14, 15, False), (22, 24, False)]
     assert edges(timeline.window(WALL + 15, WALL + 22)) == []
-    assert edges(chosen_steps(timeline, np.array([0, 2]))) == [(12, 15, True), (32, 35, True)]
+    assert edges(select_steps(timeline, np.array([0, 2]))) == [(12, 15, True), (32, 35, True)]
 
 
 def two_threads() -> Timeline:

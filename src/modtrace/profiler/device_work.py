@@ -236,7 +236,7 @@ def steps_of_work(timeline: Timeline, events: ProfilerEvents, time: Int64Array) 
     if not len(ends) or not len(timeline.columns):
         return steps_of_profile(events, time)
     last = max(int(timeline.columns.step.max()), int(steps_at(timeline, ends[-1:])[0]), 0)
-    return np.clip(steps_at(timeline, time, begins=True), 0, last)
+    return np.clip(steps_at(timeline, time, starts=True), 0, last)
 
 
 def _processes_of(events: ProfilerEvents) -> Int64Array:

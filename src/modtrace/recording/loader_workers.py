@@ -67,7 +67,7 @@ class WorkerRings:
             with contextlib.suppress(ModtraceError):  # it is being made
                 part = build_timeline(read_ring(os.path.join(self._folder, name)))
                 part = replace_processes(part, partial(Process._replace, program=name.split(",")[0]))
-                step = steps_at(timeline, part.slices.start, begins=True)
+                step = steps_at(timeline, part.slices.start, starts=True)
                 parts.append(replace(part, slices=replace(part.slices, step=step.astype(part.slices.step.dtype))))
         return timeline if len(parts) == 1 else replace(join(parts), stats=timeline.stats)
 

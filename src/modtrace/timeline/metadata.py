@@ -1,14 +1,14 @@
-"""Shapes of the values in a timeline's metadata: anybody may have written a file, so they are checked when it is read.
+"""Shapes of the values in a timeline's metadata, which are checked on reading, since anyone may have written a file.
 
-A shape says what a JSON value is:
+A shape describes a JSON value:
 
-    int | None     of that type; True and False are no numbers
-    range(3)       an integer in it
-    re.Pattern     a text that it matches whole
-    (str, int)     a list of just these
-    [int]          a list in which all are so; of objects, what is none is left out
-    {str: int}     an object; what is not so is left out of it
-    {"a": int}     an object; what is not so is left out of it, and entries of other names stay
+    int | None     a value of one of the types; True and False are not numbers
+    range(3)       an integer in the range
+    re.Pattern     a text that matches the whole pattern
+    (str, int)     a list with exactly these entries
+    [int]          a list with entries of this shape; entries that should be objects and are not are left out
+    {str: int}     an object; entries of other shapes are left out
+    {"a": int}     an object; entries of other shapes are left out, and entries with other names stay
 """
 
 import re
@@ -25,7 +25,7 @@ _SECONDS = int | float
 GRAPH = {
     "graph": int | str,
     "unknown": str,
-    # The name, which has to be short as all that it is below is made of it; nodes and FLOPs in each phase
+    # The name, which must be short, because the names of all inner modules start with it; nodes and FLOPs per phase
     "work": [(re.compile(".{0,1000}", re.DOTALL), *[_KNOWN] * 2 * len(PHASES))],
     "kernels": [{"key": str, "unknown": str, "kernels": [(str, [(_COUNT, _PHASE, _COUNT)])]}],
     "kernel_times": [(str, *[_COUNT] * (len(PHASES) + 1))],
@@ -34,51 +34,51 @@ GRAPH = {
 """The shape of a graph that torch.compile made, see `summary.compiled`."""
 _GAPS = [(*[str] * 5, [_COUNT])]
 SHAPE_OF_STEP_NOTES = {
-    # How many steps were looked at.
+    # Number of sampled steps.
     "steps": int,
-    # What Python took for a thousand rounds of an empty loop, ns.
+    # Duration of a thousand rounds of an empty Python loop, ns.
     "loops_ns": int,
-    # Operators that ran outside of modules, in backward passes outside of nodes, and in optimizers: name, calls, ns.
+    # Operators outside modules, in backward passes outside nodes, and in optimizers: name, calls, ns.
     "operators": {"outside": _OPERATORS, "in_passes": _OPERATORS, "in_optimizers": _OPERATORS},
-    # By module, the operators that it calls itself: all together, without a name; all of float64; then the longest.
+    # Operators called directly by each module: all together, without a name; all with float64; then the longest.
     "inside": {str: _OPERATORS},
-    # By name, lists and the like of modules and of `__main__` that grow: after how many steps how many values.
+    # Containers of modules and of `__main__` that grow, by name: steps ended, and length.
     "lengthen": {str: [(int, int)]},
-    # By name, in how many of these steps a setting that makes a program slow was on.
+    # Number of sampled steps in which a setting that slows programs was on, by name.
     "settings": {str: int},
-    # By module, after how many steps it got tensors of which shapes, if its first call in the step was in no other's.
+    # Steps ended and input shapes of a module, if its first call in the step was outermost.
     "inputs": {str: [(int, str)]},
-    # By module, how many forward hooks it has.
+    # Number of forward hooks of each module.
     "hooks": {str: int},
-    # By module, what percent of all parameters' values it has, if that is most.
+    # Percentage of all parameter values that a module has, if it has most of them.
     "largest": {str: int},
-    # How many hooks gradients have, how many values all parameters, and those of float64.
+    # Number of hooks on gradients, of parameter values, and of float64 parameter values.
     "gradient_hooks": int,
     "parameters": int,
     "float64_parameters": int,
-    # Modules with parameters of float64, with other tensors of it, and in which casts without gradients made nodes.
+    # Modules with float64 parameters, with other float64 tensors, and with casts without gradients that made nodes.
     "doubles": [str],
     "tables": [str],
     "casts": [str],
-    # Modules that drop values or normalize by the batch, as in training.
+    # Modules that drop values or normalize by the batch, in training mode.
     "drop": [str],
-    # Modules with parameters that no optimizer has.
+    # Modules with parameters that belong to no optimizer.
     "untrained": [str],
-    # By module in a list, in percent how many parameters it has of those that most there have, if it has others.
+    # Number of parameters of a module in a list, in percent of the usual number in that list, if it differs.
     "size_percent": {str: int},
-    # Places in lists whose modules differ in size, see `contents.place_in_lists`.
+    # Names with `*` (see `contents.place_in_lists`) whose modules differ in size.
     "unlike": [str],
-    # After how many steps the process held how many bytes.
+    # Steps ended, and bytes held by the process.
     "resident": [(int, int)],
-    # In which steps the thread waited for a processor, and how long, ns; where calls are steps, in all of them.
+    # Steps in which the thread waited for a CPU, with ns; if calls are steps, the total over all steps.
     "delays": [(int, _COUNT)],
     "waited_ns": _COUNT,
-    # The longest times between modules, passes and ranges: the line where something ended, what, the line where the
-    # next began, what, the part of the step, and ns in each step that has it. The second is of slow steps alone.
+    # The longest gaps between modules, passes and ranges: line and kind of the slice that ended, line and kind of the
+    # slice that started, the part of the step, and ns in each step that has the gap; then only those in slow steps.
     "gaps": _GAPS,
     "slow_gaps": _GAPS,
 }
-"""The shapes of a recording's notes of few steps, by key, see `contents.STEP_NOTES`."""
+"""The shapes of a recording's facts about sampled steps, by key, see `contents.STEP_NOTES`."""
 OPTIMIZER_NOTES = [
     {"class": str, "how": str, **dict.fromkeys(("tensors", "groups", "hooks", "stepped", "first_tensors"), int)}
 ]
@@ -101,17 +101,17 @@ _SHAPES = {
 }
 _MISFIT = object()
 _MAX_TEXT = 10_000
-"""Length of the longest text: names and sentences are shorter, and others would fill the answers."""
+"""Maximum number of characters of a text; names and sentences are shorter, and longer texts would flood the answers."""
 
 
 def fit_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a timeline without what is not as it should be."""
+    """Return the metadata of a timeline without values of unexpected shapes."""
     fitting: dict[str, Any] = fit(metadata, _SHAPES, {})
     return fitting
 
 
 def fit(value: Any, shape: Any, default: Any = _MISFIT) -> Any:
-    """Return a JSON value without what is not of its shape; `default` if it is not itself."""
+    """Return a JSON value without the entries that do not fit its shape; `default` if the value itself does not fit."""
     if isinstance(shape, dict):
         if not isinstance(value, Mapping):
             return default

@@ -1,4 +1,4 @@
-"""Which span is in which, by their times alone; spans of chains of calls; sets of times, when any of several ran."""
+"""Nesting of spans by their times, spans from chains of calls, and unions of time intervals."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 
 class TimeIntervals(NamedTuple):
-    """Intervals of time in order, none of which touches another; columns of equal length."""
+    """Intervals of time in order that do not touch; columns of equal length."""
 
     start: Int64Array  # int64[n], ns
     end: Int64Array  # int64[n], ns
 
-    def hold(self, moment: Int64Array) -> BoolArray:
-        """Return for each moment whether it is in one of the intervals, from its start to before its end."""
+    def contains(self, moment: Int64Array) -> BoolArray:
+        """Return True for moments from the start of an interval to before its end."""
         index = np.searchsorted(self.start, moment, side="right") - 1
         return np.asarray((index >= 0) & (moment < np.append(self.end, 0)[index]), np.bool_)
 
     def time_until(self, moment: Int64Array) -> Int64Array:
-        """Return for each moment how much of the time before it is in these intervals."""
-        before = np.concatenate([[0], np.cumsum(self.end - self.start)])
+        """Return the time of these intervals before each moment, in ns."""
+        total_ns = np.concatenate([[0], np.cumsum(self.end - self.start)])
         index = np.searchsorted(self.start, moment)
-        over = np.zeros(len(moment), np.int64)
-        inside = index > 0
-        over[inside] = np.maximum(self.end[index[inside] - 1] - moment[inside], 0)
-        until: Int64Array = before[index] - over
-        return until
+        later_ns = np.zeros(len(moment), np.int64)  # part of the last interval that is after the moment
+        has_interval = index > 0
+        later_ns[has_interval] = np.maximum(self.end[index[has_interval] - 1] - moment[has_interval], 0)
+        earlier_ns: Int64Array = total_ns[index] - later_ns
+        return earlier_ns
 
     def time_within(self, start: Int64Array, end: Int64Array) -> Int64Array:
-        """Return for each given interval how much of it is in these intervals."""
+        """Return the time that each given interval shares with these intervals, in ns."""
         return self.time_until(end) - self.time_until(start)
 
 
@@ -53,7 +53,7 @@ def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
 
 
 def extents(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) -> tuple[Int64Array, Int64Array]:
-    """Return the first start and the last end of the intervals of each group; of one without, the end is before."""
+    """Return the first start and the last end of each group's intervals; the end is before the start if it has none."""
     first, last = np.full(groups, INT64_MAX), np.full(groups, INT64_MIN)
     np.minimum.at(first, group, start)
     np.maximum.at(last, group, end)
@@ -61,59 +61,58 @@ def extents(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) 
 
 
 def shift_apart(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) -> tuple[Int64Array, Int64Array]:
-    """Move the intervals of each group so that groups follow each other in time and none touches another.
+    """Return the shift of each group's times that makes groups follow each other without touching, and its new start.
 
-    So what many threads did can be looked at as if one had. It returns what to add to the times of each group, and
-    where that begins then.
+    The work of many threads can then be handled like that of one thread.
     """
     first, last = extents(group, start, end, groups)
     length = np.where(first <= last, last - first + 1, 0)
-    begin = np.cumsum(length) - length
-    return np.where(first <= last, begin - first, 0), begin
+    new_start = np.cumsum(length) - length
+    return np.where(first <= last, new_start - first, 0), new_start
 
 
 _CHUNK = 1 << 16
 
 
 def outermost_first(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> SignedIntArray:
-    """Sort spans of one track by start, the longer first; mostly they are in this order already."""
+    """Sort spans of one track by start, longer spans first; usually they are in this order already."""
     for first in range(0, len(rows), _CHUNK):
         part = rows[first : first + _CHUNK + 1]
         starts, ends = start[part], end[part]
-        later = starts[1:] > starts[:-1]
-        if not np.all(later | (starts[1:] == starts[:-1]) & (ends[1:] <= ends[:-1])):
+        is_later = starts[1:] > starts[:-1]
+        if not np.all(is_later | (starts[1:] == starts[:-1]) & (ends[1:] <= ends[:-1])):
             return rows[np.lexsort((-end[rows], start[rows]))]
     return rows
 
 
 def depth_by_time(columns: Slices) -> Int32Array:
-    """Return the depth of slices as readers of files find it: an empty slice has the one that its time gives it."""
+    """Return the depth of slices as trace viewers compute it: for empty slices by their times."""
     return nest_by_time(columns).depth if np.any(columns.start == columns.end) else columns.depth
 
 
 def nest_by_time(columns: Slices) -> Slices:
-    """Compute `depth` and `parent` anew; the order stays. See `nest_times`."""
+    """Recompute `depth` and `parent`, see `nest_times`; the order stays."""
     depth, parent = nest_times(columns.start, columns.end, columns.track)
     return dataclasses.replace(columns, depth=depth, parent=parent)
 
 
 def nest_times(start: Int64Array, end: Int64Array, track: Int32Array) -> tuple[Int32Array, Int64Array]:
-    """Return depth and parent of spans, per track, from when they start and end.
+    """Return depth and parent of spans per track, computed from their starts and ends.
 
-    A span lies in all that began no later and end no earlier. An empty span (start = end) lies in the longest one that
-    begins or runs at its instant, and empty spans of one instant lie in each other: this is how Perfetto lays out
-    Chrome's events, which carry no depth.
+    A span is inside all spans that start no later and end no earlier. An empty span (start = end) is inside the longest
+    span that starts or runs at its time, and empty spans of one time are inside each other. Perfetto nests Chrome
+    events, which have no depth, in the same way.
     """
     depth = np.zeros(len(start), np.int32)
     parent = np.full(len(start), -1, np.int64)
-    for of_track in split_by(track):
-        rows = outermost_first(start, end, of_track)
+    for track_rows in split_by(track):
+        rows = outermost_first(start, end, track_rows)
         depth[rows], parent[rows] = _nest(start[rows], end[rows], rows)
     return depth, parent
 
 
 def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int64Array, Int64Array]:
-    """Return depth and parent of the spans of one track; `rows` are their indices."""
+    """Return depth and parent of the spans of one track; `rows` are their indexes."""
     empty = start == end
     depth = np.arange(len(start))
     depth -= np.searchsorted(np.sort(end[~empty]), start, side="right")
@@ -122,7 +121,7 @@ def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int
 
 
 def find_parents(track: SignedIntArray, depth: SignedIntArray) -> Int64Array:
-    """Return each row's parent, rows in start order: the last row before it on its track, one level up; else -1."""
+    """Return the last row before each row on its track one level up; -1 if none. The rows are in start order."""
     rows = np.argsort(track, kind="stable")
     depth, parent = depth[rows], np.full(len(rows), -1, np.int64)
     outer = np.flatnonzero(depth == 0)
@@ -136,36 +135,36 @@ def find_parents(track: SignedIntArray, depth: SignedIntArray) -> Int64Array:
 class InnermostLookup:
     """The innermost span of each thread at any moment; the spans of a thread nest on each of its tracks.
 
-    If some are `chosen`, those around them on their track have to be among them, or nothing is found.
+    If `is_selected` is given, only the selected spans count; the parents of selected spans must be selected too.
     """
 
-    def __init__(self, thread: Int64Array, spans: Slices, chosen: BoolArray | None = None) -> None:
+    def __init__(self, thread: Int64Array, spans: Slices, is_selected: BoolArray | None = None) -> None:
         self._start, self._end, self._parent = spans.start, spans.end, spans.parent
-        self._chosen = np.ones(len(thread), np.bool_) if chosen is None else chosen
+        self._is_selected = np.ones(len(thread), np.bool_) if is_selected is None else is_selected
         self._rows: dict[int, list[Int64Array]] = {}
-        index = np.flatnonzero(self._chosen)
-        for on_track in split_by(spans.track[index], index):
-            # Of spans that begin together the innermost comes last.
-            rows = on_track[np.argsort(spans.start[on_track], kind="stable")]
+        index = np.flatnonzero(self._is_selected)
+        for track_rows in split_by(spans.track[index], index):
+            # Among spans that start together the innermost comes last.
+            rows = track_rows[np.argsort(spans.start[track_rows], kind="stable")]
             self._rows.setdefault(int(thread[rows[0]]), []).append(rows)
 
     def on_thread(self, thread: int, time: Int64Array) -> Int64Array:
-        """Return for each moment the index of the innermost span, or -1; of two tracks' the one begun last."""
-        best = np.full(len(time), -1, np.int64)
+        """Return the innermost span at each time, -1 if none; among several tracks the one that started last."""
+        innermost = np.full(len(time), -1, np.int64)
         for rows in self._rows.get(thread, []):
             position = np.searchsorted(self._start[rows], time, side="right") - 1
             span = np.where(position >= 0, rows[np.maximum(position, 0)], -1)
             while True:
-                ended = (span >= 0) & ((self._end[span] <= time) | ~self._chosen[span])
-                if not ended.any():
+                is_over = (span >= 0) & ((self._end[span] <= time) | ~self._is_selected[span])
+                if not is_over.any():
                     break
-                span[ended] = self._parent[span[ended]]
-            later = (span >= 0) & ((best < 0) | (self._start[span] > self._start[best]))
-            best[later] = span[later]
-        return best
+                span[is_over] = self._parent[span[is_over]]
+            is_later = (span >= 0) & ((innermost < 0) | (self._start[span] > self._start[innermost]))
+            innermost[is_later] = span[is_later]
+        return innermost
 
     def on_threads(self, thread: Int64Array, time: Int64Array) -> Int64Array:
-        """Return the same for moments of several threads."""
+        """Return the same as `on_thread` for times on several threads: `thread` has one entry per time."""
         innermost = np.full(len(time), -1, np.int64)
         for rows in split_by(thread):
             innermost[rows] = self.on_thread(int(thread[rows[0]]), time[rows])
@@ -173,20 +172,20 @@ class InnermostLookup:
 
 
 def without_inner(values: Int64Array, parent: Int64Array) -> Int64Array:
-    """Return the value of each span less those of the spans directly inside it; a parent of -1 is none."""
-    left: Int64Array = values.copy()
+    """Return the value of each span minus the values of the spans directly inside it."""
+    self_values: Int64Array = values.copy()
     inner = np.flatnonzero(parent >= 0)
-    np.subtract.at(left, parent[inner], values[inner])
-    return left
+    np.subtract.at(self_values, parent[inner], values[inner])
+    return self_values
 
 
 def self_times(columns: Slices) -> Int64Array:
-    """Return int64[n]: what each span took outside the spans directly inside it, in ns."""
+    """Return int64[n]: the duration of each span in ns, without the spans directly inside it."""
     return without_inner(columns.end - columns.start, columns.parent)
 
 
 def times_in_phase(columns: Slices) -> Int64Array:
-    """Return int64[n]: what each span took, in ns, without the spans of other phases inside it."""
+    """Return int64[n]: the duration of each span in ns, without the spans of other phases inside it."""
     duration = columns.end - columns.start
     in_phase_ns: Int64Array = duration.copy()
     phase, parent = columns.phase, columns.parent
@@ -195,9 +194,9 @@ def times_in_phase(columns: Slices) -> Int64Array:
     outer = parent[inner]
     while len(inner):
         np.subtract.at(in_phase_ns, outer, duration[inner])
-        further = parent[outer]
-        climbs = (further >= 0) & (phase[further] == phase[outer])
-        inner, outer = inner[climbs], further[climbs]
+        grandparent = parent[outer]
+        climbs = (grandparent >= 0) & (phase[grandparent] == phase[outer])
+        inner, outer = inner[climbs], grandparent[climbs]
     return in_phase_ns
 
 
@@ -218,31 +217,31 @@ def is_outermost(columns: Slices, group: Int64Array) -> BoolArray:
 
 
 class LabelledInterval(NamedTuple):
-    """Something that ran, and the calls it ran for."""
+    """A time interval, and the calls around it."""
 
     start: int  # ns
     end: int  # ns
-    # A key for each call around it, from the outermost to the innermost; empty if it ran for none
+    # A key for each call around it, from the outermost to the innermost; empty if there is none
     path: Sequence[Hashable]
 
 
 class PathSpan(NamedTuple):
-    """A time in which all that ran belonged to one call."""
+    """A time interval that belongs to one call."""
 
     start: int  # ns
     end: int  # ns
-    key: Hashable  # of the call
-    depth: int  # how many spans are around it
+    key: Hashable  # key of the call
+    depth: int  # number of spans around it
 
 
 def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan]:
-    """Return spans that begin and end with the intervals; neighbours share the spans of the calls they have in common.
+    """Return the spans of calls around the intervals; consecutive intervals share the spans of their common calls.
 
     Args:
-        intervals: in start order; where one begins before its forerunner has ended, the forerunner's spans end there.
+        intervals: in start order; if one starts before the end of the previous one, the spans of that one end there.
 
     Returns:
-        The spans in order of start and depth; those of one depth do not overlap.
+        The spans in order of start and depth; spans of one depth do not overlap.
 
     Example:
         >>> spans_from_intervals([LabelledInterval(0, 10, "a"), LabelledInterval(10, 20, "ab")])
@@ -251,13 +250,13 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
     spans: list[PathSpan] = []
     still_open: list[list[Any]] = []  # start, end and key
 
-    def close(left: int, before: int) -> None:
-        while len(still_open) > left:
+    def close(depth: int, latest_end: int) -> None:
+        while len(still_open) > depth:
             start, end, key = still_open.pop()
             if still_open:
                 still_open[-1][1] = max(still_open[-1][1], end)
-            if min(end, before) > start:
-                spans.append(PathSpan(start, min(end, before), key, len(still_open)))
+            if min(end, latest_end) > start:
+                spans.append(PathSpan(start, min(end, latest_end), key, len(still_open)))
 
     for interval in intervals:
         shared = 0
@@ -277,22 +276,22 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
 def clip_and_nest(
     track: Int64Array, start: Int64Array, end: Int64Array, rank: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Nest spans, each ending with the one around it, equal ones by rank; return end, parent or -1, and depth."""
+    """Nest spans, clipping each to its parent, with equal spans by rank; return end, parent (-1: none) and depth."""
     order = np.lexsort((rank, -end, start, track))
     end, parent, depth = end.copy(), np.full(len(start), -1, np.int64), np.zeros(len(start), np.int64)
     first = int(start.min(initial=INT64_MAX))
     stride = max(int(end.max(initial=first)) - first, 0) + 1
     if (int(track.max(initial=0)) + 1) * stride < INT64_MAX:
-        # As if each track began where the one before it ends. An empty span is over when the next one begins.
-        begins, ends = (track[order] * stride + (time[order] - first) for time in (start, end))
-        is_empty = ends <= begins
-        over = np.searchsorted(np.sort(ends[~is_empty], kind="stable"), begins, "right")
-        depth[order] = np.arange(len(order)) - over - (np.cumsum(is_empty) - is_empty)
+        # As if each track started at the end of the previous one. An empty span is over when the next one starts.
+        starts, ends = (track[order] * stride + (time[order] - first) for time in (start, end))
+        is_empty = ends <= starts
+        ended_count = np.searchsorted(np.sort(ends[~is_empty], kind="stable"), starts, "right")
+        depth[order] = np.arange(len(order)) - ended_count - (np.cumsum(is_empty) - is_empty)
         parent[order] = np.append(order, -1)[find_parents(track[order], depth[order])]
         if np.all((parent < 0) | (end <= end[parent])):
             return end, parent, depth
         parent[:], depth[:] = -1, 0
-    # One outlasts the span around it: each is cut where that ends, row by row.
+    # A span outlasts its parent: clip each row by row.
     stack: list[tuple[int, int]] = []
     current = -1
     rows = zip(order.tolist(), track[order].tolist(), start[order].tolist(), end[order].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The table of slices: an array per field, an entry per slice of any kind, and sparse columns for what few have."""
+"""The table of slices: one array per field with an entry per slice, and sparse columns for values of few slices."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ Value = int | str
 
 @dataclass(frozen=True, slots=True)
 class ArgColumn:
-    """An arg of some slices."""
+    """An arg that only some slices have."""
 
-    rows: Int64Array  # the slices that have it, ascending
-    values: Int64Array  # numbers, or indices into `texts`
-    texts: Sequence[str] | None = None  # what it can be; None if it is a number
+    rows: Int64Array  # rows of the slices that have it, ascending
+    values: Int64Array  # numbers, or indexes into `texts`
+    texts: Sequence[str] | None = None  # distinct texts; None if the values are numbers
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @classmethod
     def of_numbers(cls, rows: npt.ArrayLike, values: npt.ArrayLike) -> ArgColumn:
-        """Return the column of numbers in any order of rows."""
+        """Return the column of numbers; the rows may be in any order."""
         row, value = np.asarray(rows, np.int64), np.asarray(values, np.int64)
         order = np.argsort(row, kind="stable")
         return cls(row[order], value[order])
 
     @classmethod
     def of_texts(cls, rows: npt.ArrayLike, texts: Iterable[str]) -> ArgColumn:
-        """Return the column of texts in any order of rows; it holds each text once."""
+        """Return the column of texts, each stored once; the rows may be in any order."""
         numbers = Numbering[str]()
         column = cls.of_numbers(rows, [numbers[text] for text in texts])
         return cls(column.rows, column.values, [*numbers])
 
-    def at(self, places: AnyArray | slice) -> ArgColumn:
-        """Return a part of the column, by places in it."""
-        return ArgColumn(self.rows[places], self.values[places], self.texts)
+    def at(self, index: AnyArray | slice) -> ArgColumn:
+        """Return the entries of the column at `index`."""
+        return ArgColumn(self.rows[index], self.values[index], self.texts)
 
     def moved(self, new_row: Int64Array) -> ArgColumn:
-        """Return the column of slices that have other numbers now; -1: the slice is left out."""
+        """Return the column with row `r` renumbered as `new_row[r]`; -1 leaves the slice out."""
         row = new_row[self.rows]
-        kept = np.flatnonzero(row >= 0)
-        kept = kept[np.argsort(row[kept], kind="stable")]
-        return ArgColumn(row[kept], self.values[kept], self.texts)
+        index = np.flatnonzero(row >= 0)
+        index = index[np.argsort(row[index], kind="stable")]
+        return ArgColumn(row[index], self.values[index], self.texts)
 
     def with_texts(self, change: Callable[[str], str | None]) -> ArgColumn:
-        """Return the column with other texts, without the slices for which `change` returns None."""
+        """Return the column with changed texts, without the slices for which `change` returns None."""
         if self.texts is None:
             return self
         texts = [change(text) for text in self.texts]
-        kept = np.array([text is not None for text in texts] or [False], np.bool_)[self.values]
-        return ArgColumn(self.rows[kept], self.values[kept], [text or "" for text in texts])
+        has_text = np.array([text is not None for text in texts] or [False], np.bool_)[self.values]
+        return ArgColumn(self.rows[has_text], self.values[has_text], [text or "" for text in texts])
 
     def dense(self, count: int, missing: int = -1) -> Int64Array:
-        """Return int64[count]: the value of each slice, `missing` for those without."""
+        """Return int64[count]: the value of each slice, `missing` for slices without one."""
         values = np.full(count, missing, np.int64)
         values[self.rows] = self.values
         return values
@@ -72,7 +72,7 @@ class ArgColumn:
         """Return the text of a value; empty for a negative one."""
         return (self.texts or ())[value] if value >= 0 else ""
 
-    def shown(self) -> list[Value]:
+    def numbers_or_texts(self) -> list[Value]:
         """Return the values as numbers or texts."""
         values: list[Value] = self.values.tolist()
         return values if self.texts is None else [self.texts[int(value)] for value in values]
@@ -82,7 +82,7 @@ NO_ARG = ArgColumn(np.zeros(0, np.int64), np.zeros(0, np.int64))
 """The column of an arg that no slice has."""
 
 Args = Mapping[str, ArgColumn]
-"""The args of slices by name; a name without slices is left out."""
+"""The args of slices by name; only names that a slice has."""
 
 
 def take_args(args: Args, index: AnyArray | slice, count: int) -> Args:
@@ -94,22 +94,22 @@ def take_args(args: Args, index: AnyArray | slice, count: int) -> Args:
         if step == 1:
             bounds = {name: np.searchsorted(column.rows, (first, max(first, last))) for name, column in args.items()}
             parts = {name: column.at(slice(*bounds[name])) for name, column in args.items()}
-            moved = {name: ArgColumn(part.rows - first, part.values, part.texts) for name, part in parts.items()}
-            return without_empty(moved)
-    chosen = np.arange(count)[index]
-    place = np.full(count, -1, np.int64)
-    taken = {}
+            shifted = {name: ArgColumn(part.rows - first, part.values, part.texts) for name, part in parts.items()}
+            return without_empty(shifted)
+    slice_rows = np.arange(count)[index]
+    entry_of_row = np.full(count, -1, np.int64)
+    new_args = {}
     for name, column in args.items():
-        place[column.rows] = np.arange(len(column))
-        of_chosen = place[chosen]
-        place[column.rows] = -1
-        rows = np.flatnonzero(of_chosen >= 0)
-        taken[name] = ArgColumn(rows, column.values[of_chosen[rows]], column.texts)
-    return without_empty(taken)
+        entry_of_row[column.rows] = np.arange(len(column))
+        entries = entry_of_row[slice_rows]
+        entry_of_row[column.rows] = -1
+        rows = np.flatnonzero(entries >= 0)
+        new_args[name] = ArgColumn(rows, column.values[entries[rows]], column.texts)
+    return without_empty(new_args)
 
 
 def join_args(parts: Sequence[tuple[int, Args]]) -> Args:
-    """Return the args of tables that are put one after the other; each comes with its first row in the whole."""
+    """Return the args of concatenated tables, each given as (its first row in the result, its args)."""
     joined = {}
     for name in dict.fromkeys(name for _, args in parts for name in args):
         columns = [(first, args[name]) for first, args in parts if name in args]
@@ -124,43 +124,43 @@ def join_args(parts: Sequence[tuple[int, Args]]) -> Args:
 
 
 def map_arg(args: Args, name: str, change: Callable[[ArgColumn], ArgColumn]) -> Args:
-    """Return the args with another column in place of one, if there is one."""
+    """Return the args with the column `name` changed, if it exists."""
     return without_empty({**args, name: change(args[name])}) if name in args else args
 
 
 def without_empty(args: Args) -> Args:
-    """Return the args that a slice has."""
+    """Return the args without empty columns."""
     return {name: column for name, column in args.items() if len(column)}
 
 
 def args_by_row(args: Args) -> dict[int, dict[str, Value]]:
-    """Return the args of each slice that has any, by its row."""
-    of_row: dict[int, dict[str, Value]] = {}
+    """Return the args of each slice that has any, by row."""
+    by_row: dict[int, dict[str, Value]] = {}
     for name, column in args.items():
-        for row, value in zip(column.rows.tolist(), column.shown(), strict=True):
-            of_row.setdefault(row, {})[name] = value
-    return dict(sorted(of_row.items()))
+        for row, value in zip(column.rows.tolist(), column.numbers_or_texts(), strict=True):
+            by_row.setdefault(row, {})[name] = value
+    return dict(sorted(by_row.items()))
 
 
 def distinct_args(args: Args) -> tuple[Int64Array, Int64Array, list[dict[str, Value]]]:
-    """Return which slices have args, which args each of these has, and these without repetitions.
+    """Return (rows, index, distinct): the slices with args, and for each the index of its args in `distinct`.
 
-    The first two are int64[n]; the second is an index into the third.
+    The first two are int64[n].
     """
     if not args:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), []
-    rows, *further = (column.rows for column in args.values())
-    if any(not np.array_equal(rows, column_rows) for column_rows in further):
-        rows = distinct(np.concatenate([rows, *further]))
+    rows, *next_rows = (column.rows for column in args.values())
+    if any(not np.array_equal(rows, column_rows) for column_rows in next_rows):
+        rows = distinct(np.concatenate([rows, *next_rows]))
     number, kinds = np.zeros(len(rows), np.int64), [dict[str, Value]()]
     for name, column in args.items():
-        numbers, of_column = number_values(column.values)
-        shown = ArgColumn(numbers, numbers, column.texts).shown()
-        key = number * (len(shown) + 1)
-        key[slice(None) if len(rows) == len(column) else np.searchsorted(rows, column.rows)] += of_column + 1
-        pairs, number = number_values(key)
-        parted = [divmod(pair, len(shown) + 1) for pair in pairs.tolist()]
-        kinds = [kinds[old] | ({name: shown[new - 1]} if new else {}) for old, new in parted]
+        numbers, value_index = number_values(column.values)
+        values = ArgColumn(numbers, numbers, column.texts).numbers_or_texts()
+        key = number * (len(values) + 1)
+        key[slice(None) if len(rows) == len(column) else np.searchsorted(rows, column.rows)] += value_index + 1
+        keys, number = number_values(key)
+        pairs = [divmod(pair, len(values) + 1) for pair in keys.tolist()]
+        kinds = [kinds[old] | ({name: values[new - 1]} if new else {}) for old, new in pairs]
     return rows, number, kinds
 
 
@@ -172,10 +172,10 @@ FORWARD, BACKWARD, RECOMPUTE = range(3)
 class SliceKind(NamedTuple):
     """A kind of slice."""
 
-    word: str  # what it is called
-    # The kind of the tracks that its slices are on; empty for modules, whose tracks are of several kinds.
+    word: str  # name of the kind
+    # Kind of the tracks that its slices are on; empty for modules, which are on several kinds of tracks.
     track: str = ""
-    label: str = ""  # the name of its slices in a trace; empty if each has a name of its own
+    label: str = ""  # common name of its slices in a trace; empty if each has its own name
 
 
 KINDS = (
@@ -186,39 +186,39 @@ KINDS = (
     SliceKind("range", "ranges"),
     SliceKind("garbage collection", "ranges", "garbage collection"),
 )
-"""Each kind of slice, by its code in `Slices.kind`. Kinds with the same tracks are neighbours."""
+"""The kinds of slices by their code in `Slices.kind`. Kinds with the same tracks are neighbours."""
 MODULE, COLLECTIVE, WAIT, BACKWARD_PASS, RANGE, GARBAGE_COLLECTION = range(len(KINDS))
 
-_BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertools.pairwise(KINDS))], dtype=np.int8)
-"""The block of rows that each kind is in: one for modules, then one per kind of track."""
+_BLOCK = np.cumsum([0, *(kind.track != last.track for last, kind in itertools.pairwise(KINDS))], dtype=np.int8)
+"""The number of each kind's block of rows: one for modules, then one per kind of track."""
 
 
 class Arg:
     """The names of args, which only some slices have."""
 
-    SHAPES = "shapes"  # of a call's inputs
-    COMPILED_MODULES = "compiled_modules"  # inside of what torch.compile made
-    COMPILED_UNKNOWN = "compiled_unknown"  # why kernels in there have no modules in a merged trace, and what helps
-    FLOPS = "flops"  # of the operators in a call; `UNKNOWN_FLOPS` where they are not known
-    BYTES_ACCESSED = "bytes_accessed"  # of the inputs and outputs of the same operators
-    RECOMPUTE_FLOPS = "recompute_flops"  # in backward: those of functions, no modules, that a checkpoint ran again
-    UNUSED_NODES = "unused_nodes"  # of autograd that a call made and no pass ran: of such calls the outermost has it
-    OWN_NODES = "own_nodes"  # that a call made itself, if these are many
-    GENERATION = "generation"  # the oldest that a garbage collection looked at
-    COLLECTED = "collected"  # how many objects it freed
-    TRIGGER = "trigger"  # who began it, one of `TRIGGERS`
-    OPERATOR = "operator"  # of a collective, or what a wait is for
-    GROUP = "group"  # the name of its process group
-    PEER = "peer"  # the rank at the other end of a send or a receive
-    DEVICE = "device"  # the type of the device that runs a collective
-    COUNTER = "counter"  # which collective of its group it is
-    NBYTES = "bytes"  # of a collective: the larger of what went in and came out
-    DONE = "done"  # when a collective was complete, Unix nanoseconds
+    SHAPES = "shapes"  # shapes of a call's inputs
+    COMPILED_MODULES = "compiled_modules"  # modules inside a call that torch.compile compiled
+    COMPILED_UNKNOWN = "compiled_unknown"  # reason, with remedy, why its kernels have no modules in a merged trace
+    FLOPS = "flops"  # FLOPs of the operators in a call; `UNKNOWN_FLOPS` if unknown
+    BYTES_ACCESSED = "bytes_accessed"  # bytes of the inputs and outputs of these operators
+    RECOMPUTE_FLOPS = "recompute_flops"  # in backward: FLOPs of functions (not modules) that a checkpoint ran again
+    UNUSED_NODES = "unused_nodes"  # autograd nodes of a call that no pass ran; on the outermost such call
+    OWN_NODES = "own_nodes"  # nodes that a call made outside inner calls, if at least `MANY_NODES`
+    GENERATION = "generation"  # oldest generation that a garbage collection examined
+    COLLECTED = "collected"  # number of objects that it freed
+    TRIGGER = "trigger"  # its cause, one of `TRIGGERS`
+    OPERATOR = "operator"  # operator of a collective, or of the collective waited for
+    GROUP = "group"  # name of its process group
+    PEER = "peer"  # rank at the other end of a send or a receive
+    DEVICE = "device"  # type of the device that runs a collective
+    COUNTER = "counter"  # number of a collective in its group
+    NBYTES = "bytes"  # bytes of a collective: the larger of input and output
+    DONE = "done"  # completion time of a collective, Unix nanoseconds
 
 
 UNKNOWN_FLOPS = -1
 MANY_NODES = 64
-"""From how many on nodes of a call are many: an attention by hand makes 20."""
+"""Minimum number of a call's nodes that counts as many; a hand-written attention makes 20."""
 TRIGGERS = "unknown", "automatic", "gc.collect()"
 ARGS = frozenset(value for name, value in vars(Arg).items() if name.isupper())
 
@@ -236,18 +236,17 @@ class Slices:
     Attributes:
         start: int64, nanoseconds since the Unix epoch.
         end: int64, nanoseconds; never less than `start`.
-        name: int32, index into `Timeline.names`; -1 for a kind that has no names there.
-        phase: int8, index into `PHASES`; 0 for a kind that has none.
+        name: int32, index into `Timeline.names`; -1 for kinds without names there.
+        phase: int8, index into `PHASES`; 0 for kinds without phases.
         track: int32, index into `Timeline.tracks`.
         depth: int32, the number of slices around it on its track.
-        parent: int64, index of the slice around it on its track, or -1.
-        call: int64, which call of this module it is, from 0; 0 for other kinds.
+        parent: int64, index of the slice around it on its track; -1 if there is none.
+        call: int64, number of the module's call, from 0; 0 for other kinds.
         step: int64, the number of steps that had ended when it started.
-        link: int64, what joins the slices of one call: a forward slice and the backward slices of the same call have
-            the same link; -1 if there is nothing to join.
-        complete: bool, False if its begin or end was overwritten or never came.
+        link: int64, equal for the forward slice and the backward slices of one call; -1 if there is only one slice.
+        complete: bool, False if its start or end was overwritten or never came.
         kind: int8, index into `KINDS`.
-        args: what only some slices have, by name; see `Arg`.
+        args: values that only some slices have, by name; see `Arg`.
     """
 
     start: Int64Array
@@ -268,17 +267,17 @@ class Slices:
         return len(self.start)
 
     def arg(self, name: str) -> ArgColumn:
-        """Return an arg of the slices; an empty column if none of them has it."""
+        """Return an arg of the slices; an empty column if no slice has it."""
         return self.args.get(name, NO_ARG)
 
     @classmethod
     def of(cls, args: Args | None = None, **arrays: npt.ArrayLike) -> Slices:
-        """Build a table from anything array-like, cast to each field's type; needs a start, end and track.
+        """Build a table from array-like columns, cast to each field's type; needs start, end and track.
 
-        What is left out is neutral: without a kind the slices are modules, and all are complete. A scalar is for all.
+        Missing columns get neutral values: the slices are complete, and modules. A scalar is for all slices.
         """
-        given = {**_NEUTRAL, **arrays}
-        columns = {name: np.asarray(given[name], dtype) for name, dtype in DTYPES.items()}
+        values = {**_NEUTRAL, **arrays}
+        columns = {name: np.asarray(values[name], dtype) for name, dtype in DTYPES.items()}
         count = len(columns["start"])
         columns = {name: column if column.ndim else np.full(count, column) for name, column in columns.items()}
         return cls(**columns, args=args or {})
@@ -287,7 +286,7 @@ class Slices:
     def of_kind(
         cls, kind: npt.ArrayLike, start: npt.ArrayLike, args: Args | None = None, **arrays: npt.ArrayLike
     ) -> Slices:
-        """Build a table of slices that are no modules, in start order, nested by their times; scalars are for all."""
+        """Build a table of slices other than modules, in start order, nested by their times; scalars are for all."""
         rows = cls.of(args, kind=kind, start=start, **arrays)
         return nest_by_time(rows.take(np.lexsort((-rows.end, rows.start))))
 
@@ -297,13 +296,13 @@ class Slices:
         return cls.of(None, **{name: [] for name in DTYPES})
 
     def take(self, index: AnyArray | slice) -> Slices:
-        """Return the slices at `index` (indices, a mask or a range of rows), with `parent` left as it was."""
+        """Return the slices at `index` (indexes, a mask or a range of rows), with `parent` unchanged."""
         args = take_args(self.args, index, len(self))
         return Slices(**{name: getattr(self, name)[index] for name in DTYPES}, args=args)
 
     def block_of(self, kind: int) -> slice:
-        """Return the range of rows that the kind is in, together with the other kinds of its tracks."""
-        # Without an array of all rows: this is asked for dozens of times.
+        """Return the range of rows that contains the kind and the other kinds of its tracks."""
+        # Without an array of all rows, because it is called dozens of times.
         block_at = partial(bisect_left, self.kind, key=_BLOCK.__getitem__)
         return slice(block_at(_BLOCK[kind]), block_at(_BLOCK[kind] + 1))
 
@@ -324,7 +323,7 @@ DTYPES: dict[str, type[np.generic]] = {
 
 
 def in_start_order(slices: Slices) -> Slices:
-    """Sort by block, start and depth, and renumber `parent`, so that a parent is before its children."""
+    """Sort by block, start and depth, and renumber `parent`; parents then come before their children."""
     if is_sorted(slices):
         return slices
     order = np.lexsort((slices.depth, slices.start, _BLOCK[slices.kind]))
@@ -342,7 +341,7 @@ def is_sorted(slices: Slices) -> bool:
 
 
 def join_columns(parts: Sequence[Slices]) -> Slices:
-    """Put slices after those of the parts before; only `parent` is renumbered, as names and tracks may be shared."""
+    """Concatenate tables; only `parent` is renumbered, because the parts may share names and tracks."""
     first, shifted = 0, []
     for part in parts:
         shifted.append(replace(part, parent=np.where(part.parent >= 0, part.parent + first, -1)))
@@ -353,10 +352,10 @@ def join_columns(parts: Sequence[Slices]) -> Slices:
     return Slices(**columns, args=args)
 
 
-def append_to(columns: dict[str, AnyArray], added: Mapping[str, AnyArray]) -> None:
-    """Append columns to large ones that no other array shares, which grow in place: memory may not hold both."""
-    for name, column in added.items():
-        whole = columns.setdefault(name, np.empty(0, column.dtype))
-        count = len(whole)
-        whole.resize(count + len(column), refcheck=False)
-        whole[count:] = column
+def append_to(columns: dict[str, AnyArray], new_columns: Mapping[str, AnyArray]) -> None:
+    """Append to large columns in place, because memory may not hold a copy; no other array may share their memory."""
+    for name, new_column in new_columns.items():
+        column = columns.setdefault(name, np.empty(0, new_column.dtype))
+        count = len(column)
+        column.resize(count + len(new_column), refcheck=False)
+        column[count:] = new_column

@@ -70,7 +70,7 @@ class _Items:
         is_item = (category > _OTHER) | (slices.kind == BACKWARD_PASS)
         is_item[outermost_calls(timeline)] = True
         rows = np.flatnonzero(is_item & is_own)
-        rows = rows[~evaluated.hold(slices.start[rows])]
+        rows = rows[~evaluated.contains(slices.start[rows])]
         self._rows = rows[np.argsort(slices.start[rows], kind="stable")]
         self._start, self._end = slices.start[self._rows], slices.end[self._rows]
         self._category = category[self._rows]

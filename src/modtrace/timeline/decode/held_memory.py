@@ -1,4 +1,4 @@
-"""Memory as a whole by a ring's events: who holds it, what grows with each step, and which allocation failed."""
+"""The memory of a process from a ring's events: its holders, its growth per step, and a failed allocation."""
 
 import re
 from collections import Counter
@@ -17,96 +17,96 @@ from .name_lookup import NameLookup
 
 _NO_MODULE = (OUTSIDE, *KINDS)
 _MOMENTS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.HELD)
-_WARM_UP, _LEAST_STEPS = 2, 8
-_LEAST_SHARE = 0.01
-"""Growth below this share of all that is held is not reported."""
-_NAMED = 3
+_WARM_UP_STEPS, _MIN_STEPS = 2, 8
+_MIN_GROWTH_SHARE = 0.01
+"""Minimum growth to be reported, as a share of all memory held."""
+_MAX_HOLDERS = 3
 _BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
-_IN_A_LIST = re.compile(r"\.\d+(\..*)?$")
+_IN_LIST = re.compile(r"\.\d+(\..*)?$")
 
 
 class HeldMemory(NamedTuple):
     """The memory that tensors hold, in bytes."""
 
-    held: int  # all of it, at the failed allocation, else when the last step ended
-    # Who holds it: fully qualified names of modules, `no module`, `backward`, `optimizer`, `parameters`; largest first.
+    held: int  # bytes held at the failed allocation, or if none failed at the end of the last step
+    # Bytes by holder, largest first: fully qualified name, `no module`, `backward`, `optimizer` or `parameters`.
     by: dict[str, int]
-    last: int  # all that was held at the last event
-    grows: int = 0  # by how much it grows a step; 0 if it does not grow steadily
-    grows_by: Mapping[str, int] = {}  # who holds what grows
-    refused: int | None = None  # what could not be allocated; None if that never was
-    place: str = ""  # where that was: `forward GPT.blocks.3`
-    step: int | None = None  # the last step that had ended then; None if none had
-    # Bytes that the calls of each module, outside of inner ones, keep for a backward pass, the mean of the last ones.
+    last: int  # bytes held at the last event
+    grows: int = 0  # growth in bytes per step; 0 if memory does not grow steadily
+    grows_by: Mapping[str, int] = {}  # growth in bytes per step by holder
+    refused: int | None = None  # bytes of the failed allocation; None if none failed
+    place: str = ""  # place of the failed allocation: `forward GPT.blocks.3`
+    step: int | None = None  # last step that had ended at the failed allocation; None if none had
+    # Mean bytes that the calls of each module, without inner calls, save for a recent backward pass.
     saved: Mapping[str, int] = {}
-    # When most was held, `time_ns`, and the bytes of `OUTSIDE_CALLS` then; none if the ring does not say.
+    # The time of the peak, `time_ns`, and the bytes of `OUTSIDE_CALLS` then; empty if the ring does not have them.
     at_peak: Mapping[str, int] = {}
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences that say why an allocation failed, and what grows."""
+        """Sentences on the failed allocation and on growth."""
         sentences = []
         if self.refused is not None:
-            after = "" if self.step is None else f", after step {self.step}"
-            sentences.append(f"could not allocate {format_bytes(self.refused)} in {self.place}{after}; {self.holding}")
+            moment = "" if self.step is None else f", after step {self.step}"
+            sentences.append(f"could not allocate {format_bytes(self.refused)} in {self.place}{moment}; {self.holding}")
             sentences[0] += self._for_backward()
         if self.grows:
             parts = [
                 f"{name} {format_bytes(count)}" for name, count in _by_list(self.grows_by) if 10 * count >= self.grows
             ]
-            by = f": {', '.join(parts[:_NAMED])}" if parts else ""
+            by = f": {', '.join(parts[:_MAX_HOLDERS])}" if parts else ""
             sentences.append(f"what tensors hold grows by {format_bytes(self.grows)} a step{by}")
         return sentences
 
     @property
     def holding(self) -> str:
-        """The largest holders in words; modules of a list are together, as `GPT.blocks.*`."""
+        """The largest holders as text; modules of a list are summed as `GPT.blocks.*`."""
         parts = [
             f"{name} {format_bytes(count)} ({100 * count / max(self.held, 1):.0f}%)"
-            for name, count in _by_list(self.by)[:_NAMED]
+            for name, count in _by_list(self.by)[:_MAX_HOLDERS]
             if count > 0
         ]
         return f"held: {format_bytes(self.held)}" + (f", by {', '.join(parts)}" if parts else "")
 
     def _for_backward(self) -> str:
-        """Estimate what is saved for backward, and how much checkpointing the list that saves most would free."""
+        """Estimate the memory saved for backward, and the memory freed by checkpointing the list that saves most."""
         saved = {name: min(count, self.by.get(name, 0)) for name, count in self.saved.items()}
-        whole = sum(saved.values())
-        if 10 * whole < self.held or not whole:
+        total = sum(saved.values())
+        if 10 * total < self.held or not total:
             return ""
-        text = f"; about {format_bytes(whole)} of it saved for backward"
+        text = f"; about {format_bytes(total)} of it saved for backward"
         blocks = Counter[str]()
         for name, count in saved.items():
             if block := _BLOCK.match(name):
                 blocks[block[0]] += count
         lists = Counter[str]()
         for name in blocks:
-            lists[_IN_A_LIST.sub(".*", name)] += blocks[name]
+            lists[_IN_LIST.sub(".*", name)] += blocks[name]
         for name, count in lists.most_common(1):
-            # One block at a time is computed again, and holds as much as before.
-            freed = count - max(blocks[block] for block in blocks if _IN_A_LIST.sub(".*", block) == name)
+            # One block at a time is recomputed, and holds as much as before.
+            freed = count - max(blocks[block] for block in blocks if _IN_LIST.sub(".*", block) == name)
             text += f"; checkpointing {name} would free about {format_bytes(freed)} (an estimate)" if freed else ""
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the fields and `sentences` as JSON values."""
         return self._asdict() | {"sentences": self.sentences}
 
 
 def _by_list(by: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return names and bytes, largest first, with those of several modules in a list together, as `GPT.blocks.*`."""
-    members = Counter(_IN_A_LIST.sub(".*", name) for name in by)
+    """Return names and bytes, largest first, with several modules of a list summed as `GPT.blocks.*`."""
+    members = Counter(_IN_LIST.sub(".*", name) for name in by)
     groups = Counter[str]()
     for name, count in by.items():
-        group = _IN_A_LIST.sub(".*", name)
+        group = _IN_LIST.sub(".*", name)
         groups[group if members[group] > 1 else name] += count
     return groups.most_common()
 
 
 def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis] | None = None) -> HeldMemory | None:
-    """Return what tensors hold by what a ring says; None if it did not count it.
+    """Return the memory of tensors in a ring; None if the ring did not count it.
 
-    If the events of calls are not in the analysis, `read_until` returns the last ones before a serial number.
+    If the analysis lacks the events of calls, `read_until` returns the last ones before a serial number.
     """
     events, texts = analysis.all_events, analysis.lookup.texts
     is_counter = events.kind == Kind.COUNTER
@@ -130,36 +130,36 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
     if not len(refused):
         return memory
     if read_until is not None:
-        before = read_until(int(events.serial[until]))
+        calls_before = read_until(int(events.serial[until]))
     else:
         slots = analysis.snapshot.slots._replace(events=events.take(np.arange(until)))
-        before = RingAnalysis(analysis.snapshot._replace(slots=slots))
+        calls_before = RingAnalysis(analysis.snapshot._replace(slots=slots))
     thread = analysis.lookup.threads[events.thread[until]]
-    calls = next((stack.calls for stack in before.open_stacks if (stack.thread, stack.tid) == thread), ())
+    calls = next((stack.calls for stack in calls_before.open_stacks if (stack.thread, stack.tid) == thread), ())
     place = f"{calls[-1].phase} {calls[-1].fqn}" if calls else OUTSIDE
-    ended = analysis.events.serial[analysis.step_ends.event] < events.serial[until]
-    steps = analysis.step_ends.number[ended]
+    is_earlier = analysis.events.serial[analysis.step_ends.event] < events.serial[until]
+    steps = analysis.step_ends.number[is_earlier]
     return memory._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) if len(steps) else None)
 
 
 def samples_at_moments(events: Events, lookup: NameLookup) -> Events:
-    """Return those samples of some events that say how much is held: the first, the most, the last before each moment.
+    """Return the memory samples that are needed: of each counter the first, the largest, the last before each moment.
 
-    Moments are ends of steps, changes of what modules hold, and allocations that fail; the end of these events too.
+    Moments are ends of steps, changes of holders, failed allocations, and the end of the events.
     """
     is_sample = events.kind == Kind.COUNTER
     refused = lookup.texts.index(REFUSED) if REFUSED in lookup.texts else NO_NAME
     moments = np.flatnonzero(is_any(events.kind, _MOMENTS) | is_sample & (events.name == refused))
-    kept = np.zeros(len(events), np.bool_)
+    is_needed = np.zeros(len(events), np.bool_)
     for name in np.unique(events.name[is_sample]).tolist():
-        of_counter = np.flatnonzero(is_sample & (events.name == name))
-        kept[of_counter[np.diff(np.searchsorted(moments, of_counter), append=-1) != 0]] = True
-        kept[[of_counter[0], of_counter[int(np.argmax(events.value[of_counter]))]]] = True
-    return events.take(kept)
+        samples = np.flatnonzero(is_sample & (events.name == name))
+        is_needed[samples[np.diff(np.searchsorted(moments, samples), append=-1) != 0]] = True
+        is_needed[[samples[0], samples[int(np.argmax(events.value[samples]))]]] = True
+    return events.take(is_needed)
 
 
 _Owner = tuple[Int64Array, Int64Array]
-"""Indices of the events that say what a module holds, and the bytes."""
+"""Indexes of the events with the bytes that a module holds, and the bytes."""
 
 
 def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:
@@ -170,33 +170,33 @@ def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:
     for key in np.unique(np.where(name == NO_NAME, -1 - (value & HOLDER_MASK), name)).tolist():
         rows = name == key if key >= 0 else (name == NO_NAME) & (value & HOLDER_MASK == -1 - key)
         owner = analysis.lookup.names[key].fqn if key >= 0 else _NO_MODULE[-1 - key]
-        events_before, held = owners.get(owner, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
-        owners[owner] = np.append(events_before, index[rows]), np.append(held, value[rows] >> HOLDER_BITS)
+        owner_index, owner_bytes = owners.get(owner, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        owners[owner] = np.append(owner_index, index[rows]), np.append(owner_bytes, value[rows] >> HOLDER_BITS)
     return owners
 
 
 def _saved(analysis: RingAnalysis) -> dict[str, int]:
-    """Return what the calls of each module keep for a backward pass."""
+    """Return the mean bytes that the calls of each module save for a backward pass."""
     events = analysis.all_events
     index = np.flatnonzero(events.kind == Kind.SAVED)
     name, value = events.name[index], events.value[index]
-    begins = np.flatnonzero(name == NO_NAME)
-    passes = value[begins]
+    headers = np.flatnonzero(name == NO_NAME)  # each has the number of passes so far
+    passes = value[headers]
     if not len(passes) or passes[-1] == 0:
         return {}
-    # What was written up to the last time at which there were fewer passes; nothing if there was none.
+    # The records up to the last header with fewer passes; none if there is no such header.
     earlier = np.flatnonzero(passes < passes[-1])[-1:]
-    until, new_passes = int(begins[earlier + 1].sum()), int(passes[-1] - passes[earlier].sum())
+    until, new_passes = int(headers[earlier + 1].sum()), int(passes[-1] - passes[earlier].sum())
     saved = Counter[str]()
     for key in np.unique(name[name != NO_NAME]).tolist():
         rows = np.flatnonzero(name == key)
-        before = int(value[rows[rows < until][-1:]].sum())
-        saved[analysis.lookup.names[key].fqn] += (int(value[rows[-1]]) - before) // new_passes
+        earlier_bytes = int(value[rows[rows < until][-1:]].sum())
+        saved[analysis.lookup.names[key].fqn] += (int(value[rows[-1]]) - earlier_bytes) // new_passes
     return dict(saved)
 
 
 def _at_peak(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
-    """Return what was held at the peak; nothing if the ring's last record of a peak is of another one."""
+    """Return the holders at the peak; empty if the ring's last record of a peak is for a different peak."""
     events = analysis.all_events
     index = np.flatnonzero(events.kind == Kind.HELD_AT_PEAK)[-len(OUTSIDE_CALLS) - 1 :]
     value, peak = events.value[index], samples[events.value[samples].argmax()]
@@ -211,24 +211,24 @@ def _at_peak(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
 
 
 def _growth(analysis: RingAnalysis, samples: Int64Array, owners: dict[str, _Owner]) -> tuple[int, dict[str, int]]:
-    """Return by how much all memory grows a step, and what each owner holds."""
+    """Return the growth of all memory in bytes per step, and the growth of each owner's memory."""
     ends = analysis.step_ends.event
     if not len(ends):
         calls = analysis.intervals
         ends = np.sort(calls.start_position[~calls.is_node & (calls.depth == 0) & calls.has_start]) // 2
     ends = np.flatnonzero(is_core_event(analysis.all_events))[ends]
     at_ends = _last_value(samples, analysis.all_events.value[samples], ends)
-    total = _grows_steadily(at_ends)
-    if total * (len(ends) - _WARM_UP) <= _LEAST_SHARE * at_ends[-1:].sum():
+    total = _steady_growth(at_ends)
+    if total * (len(ends) - _WARM_UP_STEPS) <= _MIN_GROWTH_SHARE * at_ends[-1:].sum():
         return 0, {}
-    growth = {who: _grows_steadily(_last_value(*owner, ends)) for who, owner in owners.items()}
-    return total, {who: grown for who, grown in growth.items() if grown}
+    growth = {name: _steady_growth(_last_value(*owner, ends)) for name, owner in owners.items()}
+    return total, {name: grown for name, grown in growth.items() if grown}
 
 
-def _grows_steadily(held: Int64Array) -> int:
-    """Return by how many bytes a step something grows that seldom shrinks; 0 if it does not grow so."""
-    held = held[_WARM_UP:]
-    if len(held) < _LEAST_STEPS:
+def _steady_growth(held: Int64Array) -> int:
+    """Return the growth in bytes per step of memory that seldom shrinks; 0 if it shrinks often or stays."""
+    held = held[_WARM_UP_STEPS:]
+    if len(held) < _MIN_STEPS:
         return 0
     change = np.diff(held)
     middle = len(held) // 2
@@ -238,6 +238,6 @@ def _grows_steadily(held: Int64Array) -> int:
     return int(held[-1] - held[0]) // (len(held) - 1)
 
 
-def _last_value(index: Int64Array, value: Int64Array, wanted: Int64Array) -> Int64Array:
-    """Return the last value written before each wanted event; for events before the first value, that value."""
-    return value[np.maximum(np.searchsorted(index, wanted) - 1, 0)]
+def _last_value(index: Int64Array, value: Int64Array, events: Int64Array) -> Int64Array:
+    """Return the last value written before each of the events; the first value for earlier events."""
+    return value[np.maximum(np.searchsorted(index, events) - 1, 0)]

@@ -157,7 +157,7 @@ def summarize_memory(
     table = np.vstack([peaks.max(axis=0), peaks])
     peak_rows = np.where(table == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
     peak_piece = max(pieces, key=lambda piece: piece.holders.held)
-    peak, first_ns = peak_piece.holders, pieces[0].holders.begin_ns
+    peak, first_ns = peak_piece.holders, pieces[0].holders.start_ns
     facts = timeline.metadata.get(MEMORY, {})
     saved = {} if peak.process else facts.get("saved", {})  # with several processes, it is unknown whose these are
     rows = tuple(

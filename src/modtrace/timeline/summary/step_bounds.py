@@ -237,7 +237,9 @@ def take_steps(
         return replace(chosen, trained=trained_modules(timeline, low) if is_known else None)
     low, high = select.step_interval(first, last, int(bounds.number[-1]) + 1)
     called = bounds.take(np.flatnonzero((bounds.number >= low) & (bounds.number < high)))
-    part = select.begun_in(timeline, int(called.start.min(initial=INT64_MAX)), int(called.end.max(initial=-INT64_MAX)))
+    part = select.started_in(
+        timeline, int(called.start.min(initial=INT64_MAX)), int(called.end.max(initial=-INT64_MAX))
+    )
     return replace(part, metadata={**part.metadata, FIRST_CALLED: {bounds.step_by: max(low, int(bounds.number[0]))}})
 
 

@@ -151,7 +151,7 @@ def is_in_evaluation(timeline: Timeline) -> BoolArray:
         thread = np.array([number[track.process, track.tid] for track in timeline.tracks], np.int64)
         shift, _ = shift_apart(thread[slices.track], slices.start, slices.end, len(number))
         of_row, of_span = shift[thread[slices.track[rows]]], shift[thread[columns.track]]
-        evaluates = union_of(slices.start[rows] + of_row, slices.end[rows] + of_row).hold(columns.start + of_span)
+        evaluates = union_of(slices.start[rows] + of_row, slices.end[rows] + of_row).contains(columns.start + of_span)
     return evaluates
 
 
