@@ -149,7 +149,7 @@ def test_parts_that_lost_files_are_packed_again_and_not_said_to_be_there(
 
     lose()
     monkeypatch.setattr(packing, "write_part", write_and_lose)
-    assert "files of it are gone, of 4 ranks; pack again" in invoke(*command, exit_code=1)
+    assert "files of 4 ranks are missing; pack again" in invoke(*command, exit_code=1)
 
 
 def test_some_steps_of_a_dataset_are_read_without_the_others(job: Path, s3: S3Server) -> None:
@@ -194,7 +194,7 @@ def test_recordings_behind_a_url_are_packed_and_read(job: Path, s3: S3Server, tm
     [
         (("slow", "nowhere://bucket/run"), "nowhere://bucket/run: pyarrow cannot open it: "),
         (("slow", "s3://bucket/nothing"), "s3://bucket/nothing: cannot be read: "),
-        (("query", "s3://bucket/nothing", "SELECT 1"), "it is not a dataset"),
+        (("query", "s3://bucket/nothing", "SELECT 1"), "not a dataset"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_told(s3: S3Server, arguments: tuple[Any, ...], said: str) -> None:
@@ -204,5 +204,5 @@ def test_what_is_wrong_with_a_url_is_told(s3: S3Server, arguments: tuple[Any, ..
 def test_other_hosts_decide_how_many_steps_are_stored_together(job: Path, tmp_path: Path) -> None:
     pack_host(job, 0, tmp_path / "dataset")
     files = find_rank_recordings(job / "host1")
-    with pytest.raises(ModtraceError, match="other hosts store 10 steps together: --steps-per-bucket 10"):
+    with pytest.raises(ModtraceError, match="other hosts use --steps-per-bucket 10"):
         packing.pack(files, tmp_path / "dataset", steps_per_bucket=5, processes=1, this_host=True)

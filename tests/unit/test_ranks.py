@@ -141,9 +141,9 @@ def test_ranks_come_from_the_metadata_else_from_the_name_and_two_of_one_rank_are
     empty.mkdir()
     with pytest.raises(ModtraceError, match=r"host1-rank7\.modtrace and .*other\.modtrace are both of rank 7"):
         find_rank_recordings(tmp_path)
-    with pytest.raises(ModtraceError, match="holds no recording"):
+    with pytest.raises(ModtraceError, match="contains no recording"):
         find_rank_recordings(empty)
-    with pytest.raises(ModtraceError, match="it is not a folder"):
+    with pytest.raises(ModtraceError, match="not a folder"):
         find_rank_recordings(tmp_path / "9.modtrace")
 
 
@@ -247,7 +247,7 @@ def test_python_chooses_ranks_and_steps_as_the_command_does(tmp_path: Path) -> N
     ]
     assert sorted(span.step for span in part.spans) == [1, 1, 2, 2]
     assert [entry["method"] for entry in part.metadata["ranks"]] == ["same clock", "same clock"]
-    with pytest.raises(ModtraceError, match=r"none of these ranks is in it; it holds 0-2"):
+    with pytest.raises(ModtraceError, match=r"has none of these ranks; it has 0-2"):
         modtrace.load_ranks(tmp_path, ranks=[7])
 
 
@@ -287,7 +287,7 @@ def test_a_ring_without_its_end_is_left_out_for_it_knows_no_clock(left: int, tmp
 
     os.truncate(tmp_path / "2.modtrace", 4096 + 1024 * 32 + 1)  # so much of the log that its file may be still written
     done = CliRunner().invoke(commands, ["ranks", "slow", str(tmp_path)])
-    assert "2.modtrace: its clocks were cut off" in done.output
+    assert "2.modtrace: has no clock records" in done.output
 
 
 def test_wrong_usage_is_told(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_wrong_usage_is_told(tmp_path: Path) -> None:
         assert done.exit_code != 0
         return done.output
 
-    assert "none of these ranks is in it; it holds 0" in run("-o", str(tmp_path / "a.json"), "--ranks", "7")
+    assert "has none of these ranks; it has 0" in run("-o", str(tmp_path / "a.json"), "--ranks", "7")
     assert "'x' is not a list of ranks such as 0-7,worst:4." in run("-o", str(tmp_path / "a.json"), "--ranks", "x")
 
 

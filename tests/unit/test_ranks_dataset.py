@@ -255,7 +255,7 @@ def test_recordings_in_which_nothing_is_make_an_empty_dataset(tmp_path: Path) ->
 
     counted = "select count(*) as n from spans"
     assert invoke("query", dataset, counted, "--format", "csv") == "n\n0\n"
-    assert "nothing is in it" in invoke("query", dataset, counted, "--each-bucket", exit_code=1)
+    assert "the dataset is empty" in invoke("query", dataset, counted, "--each-bucket", exit_code=1)
     assert "no two ranks called one collective" in invoke("slow", dataset, exit_code=1)
 
 
@@ -309,7 +309,7 @@ def test_damaged_descriptions_are_named(run: Path, text: str) -> None:
             assert said.startswith(f"modtrace: {part}: ")
             assert said.endswith("; delete it and pack again\n")
     (dataset / "dataset.json").write_text(text)
-    assert "it is not a dataset" in invoke("slow", dataset, exit_code=1)
+    assert "not a dataset" in invoke("slow", dataset, exit_code=1)
 
 
 def test_a_folder_of_another_program_is_left_alone(run: Path, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_folder_of_another_program_is_left_alone(run: Path, tmp_path: Path) ->
     (theirs / "dataset.json").write_text('{"name": "images"}')
     (theirs / "parts" / "labels.json").write_text("[]")
 
-    assert "holds something else than a dataset" in invoke("pack", run, "-o", theirs, exit_code=1)
+    assert "contains something other than a dataset" in invoke("pack", run, "-o", theirs, exit_code=1)
     assert [path.name for path in sorted(theirs.rglob("*.json"))] == ["dataset.json", "labels.json"]
 
 
@@ -457,7 +457,7 @@ def test_errors_say_what_to_do(run: Path, tmp_path: Path) -> None:
         DatasetTables(tmp_path)
     assert "the SQL cannot be run" in invoke("query", dataset, "select nothing from nowhere", exit_code=1)
     assert "needs --each-bucket" in invoke("query", dataset, "select 1", "--then", "select 2", exit_code=2)
-    assert "holds something else than a dataset of this version" in invoke("pack", run, "-o", run, exit_code=1)
+    assert "contains something other than a dataset of this version" in invoke("pack", run, "-o", run, exit_code=1)
     (dataset / "dataset.json").write_text('{"format": 99}')
     with pytest.raises(ModtraceError, match="its format is 99"):
         find_slow_ranks(dataset)

@@ -93,7 +93,7 @@ def test_who_is_late_is_told_of_each_role(job: Path, tmp_path: Path) -> None:
         ModtraceError, match=r"several roles with ranks of their own \(rollout, trainer\).*--role trainer"
     ):
         pack(find_rank_recordings(job), tmp_path / "dataset")
-    with pytest.raises(ModtraceError, match="no recording is of role 'driver'; there are: rollout, trainer"):
+    with pytest.raises(ModtraceError, match="no recording has the role 'driver'; there are: rollout, trainer"):
         modtrace.find_slow_ranks(job, role="driver")
 
     rollouts = modtrace.find_slow_ranks(job, role="rollout")

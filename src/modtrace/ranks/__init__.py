@@ -1,7 +1,7 @@
-"""All ranks of a job together: one time, one timeline, who is late, and tables to ask.
+"""All ranks of a job together: a common time, one timeline, the late ranks, and tables to query.
 
-Nothing here needs torch. `find_rank_recordings` says what a folder holds, `JobTime` where each rank is in the time of
-the job and how far that is off at most. `slow.find_slow_ranks` says who is late, `dataset_tables.query` asks a dataset.
+Nothing here needs torch. `find_rank_recordings` lists the recordings in a folder, `JobTime` maps each rank's clock to
+the job's, with an error bound. `slow.find_slow_ranks` finds late ranks, `dataset_tables.query` queries a dataset.
 """
 
 from .all_ranks import damage_sentences, peak_sentence

@@ -1,9 +1,9 @@
-"""The files of a dataset, in a folder or behind a URL that pyarrow opens, and what it says of its ranks.
+"""The files of a dataset, in a folder or behind a URL that pyarrow can open, and the descriptions of its ranks.
 
 ```
-DATASET/dataset.json            steps in a bucket
-DATASET/parts/NAME.json         its ranks, which time it is in, its steps, and where it came from; written last
-DATASET/spans/NAME.STEP.parquet their spans in the bucket of steps from STEP on; so collectives/, steps/ and ranges/
+DATASET/dataset.json            steps per bucket
+DATASET/parts/NAME.json         description of a part: ranks, time reference, steps, source files; written last
+DATASET/spans/NAME.STEP.parquet spans of a part in the bucket that starts at STEP; also collectives/, steps/, ranges/
 ```
 """
 
@@ -22,11 +22,11 @@ from .._arrays import AnyArray, Int64Array
 from .._errors import ModtraceError
 from .._files import Folder, create_file
 from ..ring.clocks import ClockTree, measurements_in
-from .rank_folder import DATASET_MARKER, WALL_CLOCK_BOUND_NS, Place, Reference, absolute, open_place
+from .rank_folder import DATASET_MARKER, WALL_CLOCK_BOUND_NS, Location, Reference, absolute_location, open_location
 from .rank_tables import RankEntry
 
 _FORMAT = 5
-"""The version of the layout; others are refused."""
+"""Version of the layout; other versions are rejected."""
 _MAX_STEP = 1 << 31
 _TYPES: dict[type, tuple[type, ...]] = {
     record: tuple(get_origin(hint) or hint for hint in get_type_hints(record).values())
@@ -37,57 +37,57 @@ _TYPES: dict[type, tuple[type, ...]] = {
 class Part(NamedTuple):
     """The description of a part in a dataset."""
 
-    reference: Reference  # which time its times are in
-    measurements: list[dict[str, Any]]  # what its ranks noted of the clocks of hosts, as records of a ring
+    reference: Reference  # reference of its times
+    measurements: list[dict[str, Any]]  # measurements of hosts' clocks by its ranks, as records of a ring
     ranks: list[RankEntry]
-    # By table, the buckets that have rows of it, as runs of steps: the first, and the one after the last with a row.
+    # Table -> [first, end] of each run of steps whose buckets all have rows; the last row is of step `end` - 1.
     steps: dict[str, list[list[int]]]
 
     def buckets(self, length: int, tables: Iterable[str]) -> set[int]:
-        """Return the numbers of the buckets of `length` steps in which it has rows of any of some tables."""
+        """Return the numbers of the buckets of `length` steps in which the part has rows of any of the tables."""
         runs = [run for table in tables for run in self.steps[table]]
         return {number for first, end in runs for number in range(first // length, (end - 1) // length + 1)}
 
     @classmethod
     def parse(cls, text: bytes) -> "Part":
-        """Parse the text of a file; raises ValueError, TypeError or LookupError if it describes no part."""
+        """Parse the text of a file; raise ValueError, TypeError or LookupError if it does not describe a part."""
         values = orjson.loads(text)
         ranks, steps = [RankEntry(**record) for record in values["ranks"]], values["steps"]
         part = cls(Reference(**values["reference"]), values["measurements"], ranks, steps)
         measurements_in(part.measurements)
         bounds = [(first, end) for runs in dict(steps).values() for first, end in runs]
         if not all(-_MAX_STEP <= first < end <= _MAX_STEP and type(first) is type(end) is int for first, end in bounds):
-            raise ValueError("it does not say which steps it is of")
+            raise ValueError("its steps are not valid")
         if any(_TYPES[type(record)] != tuple(map(type, record)) for record in (part.reference, *part.ranks)):
-            raise ValueError("it does not say which ranks it is of")
+            raise ValueError("its ranks are not valid")
         return part
 
 
 class DatasetFiles:
-    """The files of a dataset. Those of a folder are made in it, also if somebody puts links there.
+    """The files of a dataset. In a folder, new files never follow links that somebody else puts there.
 
-    What cannot be seen, read, written or removed is an OSError of the methods. Raises ModtraceError if the URL cannot
-    be opened.
+    The methods raise OSError if files cannot be listed, read, written or removed. The constructor raises ModtraceError
+    if the URL cannot be opened.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = absolute(place)  # the same, as any process of this host knows it
-        self.filesystem, self.root = open_place(place)  # pyarrow's, which has the files; the path of the dataset in it
-        self._held: dict[str, Folder] = {}
+    def __init__(self, location: Location) -> None:
+        self.location = absolute_location(location)  # valid for every process of this host
+        self.filesystem, self.root = open_location(location)  # pyarrow's file system, and the dataset's path in it
+        self._folders: dict[str, Folder] = {}
 
     def make(self, folders: Iterable[str]) -> None:
-        """Make the folders that are missing; none may be a link; raises OSError if one cannot be made."""
+        """Create missing folders; raise OSError if a folder is a link or cannot be created."""
         if isinstance(self.filesystem, LocalFileSystem):
             os.makedirs(self.root, exist_ok=True)
-            held = Folder(self.root)
-            self._held = {"": held} | {name: held.make(name, 0o777) for name in folders}
+            folder = Folder(self.root)
+            self._folders = {"": folder} | {name: folder.make(name, 0o777) for name in folders}
 
     def is_empty(self) -> bool:
-        """Say whether there is nothing yet."""
+        """Return whether the dataset has no files yet."""
         return not self._list("")
 
     def files(self, folder: str) -> list[FileInfo]:
-        """Return the files in a folder, by name."""
+        """Return the files in a folder, sorted by name."""
         return sorted((file for file in self._list(folder) if file.is_file), key=lambda file: str(file.path))
 
     def read(self, name: str) -> bytes:
@@ -97,13 +97,13 @@ class DatasetFiles:
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file to write, which has its name once the block has ended well; after `make`."""
-        if not self._held:
+        """Open a file for writing, to be called after `make`; the file gets its name when the block succeeds."""
+        if not self._folders:
             with self.filesystem.open_output_stream(f"{self.root}/{name}") as stream:
                 try:
                     yield stream
                 except BaseException:
-                    stream.close()  # what was written of it gets the name all the same
+                    stream.close()  # an incomplete file gets its name too
                     self.remove(name)
                     raise
             return
@@ -115,15 +115,15 @@ class DatasetFiles:
         os.replace(new, path)
 
     def remove(self, name: str) -> None:
-        """Remove a file if it is there; after `make`."""
-        if self._held:
+        """Remove a file if it exists; to be called after `make`."""
+        if self._folders:
             self._path(name).unlink(missing_ok=True)
         elif self.filesystem.get_file_info(f"{self.root}/{name}").is_file:
             self.filesystem.delete_file(f"{self.root}/{name}")
 
     def _path(self, name: str) -> Path:
         folder, _, file = name.rpartition("/")
-        return Path(self._held[folder].path, file)
+        return Path(self._folders[folder].path, file)
 
     def _list(self, folder: str) -> list[FileInfo]:
         selector = FileSelector(f"{self.root}/{folder}".rstrip("/"), allow_not_found=True)
@@ -131,64 +131,64 @@ class DatasetFiles:
 
 
 def read_head(files: DatasetFiles) -> int:
-    """Return how many steps are stored together; raises ModtraceError if this is no dataset of this version."""
+    """Return the steps per bucket; raise ModtraceError if there is no dataset of this version."""
     try:
         values = orjson.loads(files.read(DATASET_MARKER))
     except (OSError, ValueError) as error:
-        raise _no_dataset(files) from error
+        raise _not_a_dataset(files) from error
     match values:
         case {"format": version} if version != _FORMAT:
-            raise ModtraceError(f"{files.place}: its format is {version}, and this version reads {_FORMAT}")
+            raise ModtraceError(f"{files.location}: its format is {version}, but this modtrace reads {_FORMAT}")
         case {"format": _, "steps_per_bucket": int(steps)} if steps > 0:
             return steps
-    raise _no_dataset(files)
+    raise _not_a_dataset(files)
 
 
 def write_head(files: DatasetFiles, steps_per_bucket: int) -> None:
-    """Write what `read_head` returns."""
+    """Write the description that `read_head` reads."""
     with files.create(DATASET_MARKER) as file:
         file.write(orjson.dumps({"format": _FORMAT, "steps_per_bucket": steps_per_bucket}))
 
 
 def read_parts(files: DatasetFiles) -> dict[str, Part]:
-    """Return each part, by its name."""
+    """Return the description of each part, by its name."""
     parts = {}
     for file in files.files("parts"):
         if file.extension == "json":
             try:
                 parts[file.base_name.removesuffix(".json")] = Part.parse(files.read(f"parts/{file.base_name}"))
             except (OSError, ValueError, TypeError, LookupError) as error:
-                path = f"{files.place}/parts/{file.base_name}"
+                path = f"{files.location}/parts/{file.base_name}"
                 raise ModtraceError(f"{path}: cannot be read: {error}; delete it and pack again") from error
     return parts
 
 
 def write_part(files: DatasetFiles, name: str, part: Part) -> None:
-    """Write what a part holds, once its tables are there."""
-    values = {
+    """Write the description of a part, after its tables."""
+    description = {
         "reference": part.reference._asdict(),
         "measurements": part.measurements,
         "ranks": [entry._asdict() for entry in part.ranks],
         "steps": part.steps,
     }
     with files.create(f"parts/{name}.json") as file:
-        file.write(orjson.dumps(values))
+        file.write(orjson.dumps(description))
 
 
 def file_name(table: str, part: str, step: int) -> str:
-    """Return the name of the file that has a part's rows of a table in the bucket from a step on."""
+    """Return the name of the file with a part's rows of a table in the bucket that starts at `step`."""
     return f"{table}/{part}.{step:06}.parquet"
 
 
-def cut_parts(files: DatasetFiles, parts: Mapping[str, Part], length: int) -> set[str]:
-    """Return the parts of which not all files are there, by the buckets of `length` steps that they say they have."""
+def broken_parts(files: DatasetFiles, parts: Mapping[str, Part], length: int) -> set[str]:
+    """Return the names of the parts without a file for each of their buckets of `length` steps."""
     tables = {table for part in parts.values() for table in part.steps}
-    found = {f"{table}/{file.base_name}" for table in tables for file in files.files(table)}
+    file_names = {f"{table}/{file.base_name}" for table in tables for file in files.files(table)}
     return {
         name
         for name, part in parts.items()
         for table in part.steps
-        if any(file_name(table, name, number * length) not in found for number in part.buckets(length, [table]))
+        if any(file_name(table, name, number * length) not in file_names for number in part.buckets(length, [table]))
     }
 
 
@@ -201,15 +201,15 @@ def remove_part(files: DatasetFiles, name: str, tables: Iterable[str]) -> None:
                 files.remove(f"{table}/{file.base_name}")
 
 
-def _no_dataset(files: DatasetFiles) -> ModtraceError:
-    return ModtraceError(f"{files.place}: it is not a dataset; make one with `modtrace ranks pack`")
+def _not_a_dataset(files: DatasetFiles) -> ModtraceError:
+    return ModtraceError(f"{files.location}: not a dataset; make one with `modtrace ranks pack`")
 
 
 class JoinedTime:
-    """The one time of parts that hosts packed apart: that of the clock which most ranks can be compared with.
+    """The common time of parts that several hosts packed: the time of the clock that most ranks can be compared with.
 
-    The parts hold what their ranks measured of each other's clocks. Where that does not join two parts, the wall clock
-    does.
+    The parts contain their ranks' measurements of each other's clocks. Two parts without such measurements are joined
+    by the wall clock.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -217,17 +217,17 @@ class JoinedTime:
         self._tree = ClockTree(measurements_in(record for part in in_order for record in part.measurements))
         roots = [self._tree.root_of(part.reference.clock) for part in in_order]
         ranks = Counter(root for part, root in zip(in_order, roots, strict=True) for _ in part.ranks)
-        # Of equally many the one with the lowest rank.
+        # If several clocks have equally many ranks, the clock with the lowest rank.
         self._root = root = max(ranks, key=lambda entry: ranks[entry], default="")
         self._wall_ns = 0
         for part, own_root in zip(reversed(in_order), reversed(roots), strict=True):
             if own_root == root:
-                begin = np.array([part.ranks[0].start_ns]) - part.reference.wall_ns
+                start = np.array([part.ranks[0].start_ns]) - part.reference.wall_ns
                 self._wall_ns = part.reference.wall_ns - int(
-                    self._tree.to_root(part.reference.clock, begin).offset_ns[0]
+                    self._tree.to_root(part.reference.clock, start).offset_ns[0]
                 )
         self._moves: dict[Reference, list[int]] = {}
-        self.ranks: list[RankEntry] = []  # each rank in this time, ascending
+        self.ranks: list[RankEntry] = []  # ascending, with times in the common time
         for part, own_root in zip(in_order, roots, strict=True):
             if own_root != root:
                 self.ranks += [
@@ -238,12 +238,12 @@ class JoinedTime:
                 self.ranks += part.ranks
             else:
                 self._moves.setdefault(part.reference, []).extend(entry.rank for entry in part.ranks)
-                self.ranks += [self._placed(part.reference, entry) for entry in part.ranks]
+                self.ranks += [self._moved_entry(part.reference, entry) for entry in part.ranks]
         self.ranks.sort(key=lambda entry: entry.rank)
-        self.is_moved = bool(self._moves)  # whether any part is in another time than this
+        self.is_moved = bool(self._moves)  # True if the times of any part have to be moved
 
     def move(self, rank: AnyArray, time_ns: Int64Array) -> Int64Array:
-        """Return times of ranks, as the parts have them, in this time; what is negative is not known, and stays."""
+        """Return times of ranks, moved from the parts' times to the common time; negative (unknown) times stay."""
         moved = np.array(time_ns)
         for reference, ranks in self._moves.items():
             rows = np.isin(rank, ranks) & (moved >= 0)
@@ -254,9 +254,9 @@ class JoinedTime:
         clock_ns = time_ns - reference.wall_ns
         return clock_ns + self._tree.to_root(reference.clock, clock_ns).offset_ns + self._wall_ns
 
-    def _placed(self, reference: Reference, entry: RankEntry) -> RankEntry:
-        begin, end = self._move(reference, np.array([entry.start_ns, entry.end_ns])).tolist()
-        ends = entry.start_ns - reference.wall_ns, entry.end_ns - reference.wall_ns
-        more = self._tree.largest_bound(reference.clock, *ends)
+    def _moved_entry(self, reference: Reference, entry: RankEntry) -> RankEntry:
+        start, end = self._move(reference, np.array([entry.start_ns, entry.end_ns])).tolist()
+        bounds = entry.start_ns - reference.wall_ns, entry.end_ns - reference.wall_ns
+        clock_bound = self._tree.largest_bound(reference.clock, *bounds)
         method = "pings" if entry.method == "same clock" and reference.clock != self._root else entry.method
-        return entry._replace(bound_ns=entry.bound_ns + more, method=method, start_ns=begin, end_ns=end)
+        return entry._replace(bound_ns=entry.bound_ns + clock_bound, method=method, start_ns=start, end_ns=end)

@@ -1,4 +1,4 @@
-"""The tables of a dataset, and SQL over them, or over each bucket in processes, by DuckDB."""
+"""The tables of a dataset, and DuckDB's SQL over all rows, or over each bucket in parallel processes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,14 +19,8 @@ from ..record_options import StepRange
 from ..ring.event_text import CATEGORIES
 from ..timeline import PHASES, Name
 from ..timeline.select import step_interval
-from .dataset_files import (
-    DatasetFiles,
-    JoinedTime,
-    file_name,
-    read_head,
-    read_parts,
-)
-from .rank_folder import Place
+from .dataset_files import DatasetFiles, JoinedTime, file_name, read_head, read_parts
+from .rank_folder import Location
 from .rank_tables import NUMBERED, ROW_KINDS, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, Table
 
 FOLDERS: Mapping[type, str] = {
@@ -37,20 +31,20 @@ FOLDERS: Mapping[type, str] = {
 }
 """The folder of each table of a dataset."""
 TABLE_NAMES = tuple(FOLDERS.values())
-"""The tables of a dataset, each in a folder of this name."""
+"""Names of the tables of a dataset, and of their folders."""
 
 
-_TIMES = ("start_ns", "duration_ns", "self_ns", "end_ns", "done_ns", "call", "counter")
-"""Columns whose differences from row to row are stored; all others are few different values."""
+_DELTA_COLUMNS = ("start_ns", "duration_ns", "self_ns", "end_ns", "done_ns", "call", "counter")
+"""Columns that are stored as differences between rows; all others are stored as dictionaries of few values."""
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options of a Parquet writer, by which a span takes 6 to 8 bytes."""
-    deltas = [name for name in schema.names if name in _TIMES]
+    """Return the options of a Parquet writer; with these, a span needs 6 to 8 bytes."""
+    deltas = [name for name in schema.names if name in _DELTA_COLUMNS]
     return {
         "compression": "zstd",
         "compression_level": 1,
-        "use_dictionary": [name for name in schema.names if name not in _TIMES],
+        "use_dictionary": [name for name in schema.names if name not in _DELTA_COLUMNS],
         "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
         "write_statistics": ["rank", "step"],
         "version": "2.6",
@@ -66,22 +60,22 @@ _COLUMN_OF = {
     "peak": "peak_bytes",
     **{time: f"{time}_ns" for time in ("start", "duration", "end", "done")},
 }
-"""The columns of fields that have another name than the field."""
-_SMALL = ("track", "depth")
-"""Fields of 16 bits."""
+"""Field -> column, if their names differ."""
+_SMALL_FIELDS = ("track", "depth")
+"""Fields that are stored with 16 bits."""
 _KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS, "category": CATEGORIES}
 _END_BYTES = 1 << 16
-"""The bytes at the end of a file that Arrow reads to find its columns."""
-_READERS = 16
-"""The number of files that are read at a time."""
+"""Number of bytes at the end of a file that Arrow reads to find its columns."""
+_READER_THREADS = 16
+"""Number of files that are read in parallel."""
 _TEXTS_OF = {number: texts for texts, number in NUMBERED.items() if texts != "names"}
-"""Fields of numbers, and the fields with the texts that they point into."""
+"""Field of indices -> field with the texts that they refer to."""
 _TEXT_COLUMNS = ["fqn", "module_class", *_KNOWN_TEXTS, *(_COLUMN_OF.get(field, field) for field in _TEXTS_OF)]
-_LAYOUT = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(dictionary_columns=_TEXT_COLUMNS))
+_PARQUET = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(dictionary_columns=_TEXT_COLUMNS))
 
 
 def to_arrow(table: SpanTable | CollectiveTable | StepTable | RangeTable) -> pa.Table:
-    """Return a table with names, phases, operators and the like as texts."""
+    """Return an Arrow table in which names, phases, operators and similar fields are texts."""
     texts = {**_KNOWN_TEXTS, **{field: getattr(table, text_field, ()) for field, text_field in _TEXTS_OF.items()}}
     columns = {}
     for field in (field for field in table._fields if field not in NUMBERED):
@@ -92,12 +86,12 @@ def to_arrow(table: SpanTable | CollectiveTable | StepTable | RangeTable) -> pa.
         elif field in texts:
             columns[column] = _texts(texts[field], values)
         else:
-            columns[column] = values.astype(np.int16) if field in _SMALL else values
+            columns[column] = values.astype(np.int16) if field in _SMALL_FIELDS else values
     return pa.table(columns)
 
 
 def from_arrow(kind: type[Table], table: pa.Table) -> Table:
-    """Return a table of one kind; the names of modules have no labels of slices."""
+    """Return the table of a kind that an Arrow table represents; its module names have no slice labels."""
     fields: dict[str, Any] = {}
     for field in kind._fields:
         column = _COLUMN_OF.get(field, field)
@@ -113,17 +107,17 @@ def from_arrow(kind: type[Table], table: pa.Table) -> Table:
             fields["name"] = name.astype(np.int32)
         elif field not in NUMBERED:
             values = table[column].to_numpy()
-            fields[field] = values.astype(np.int32) if field in _SMALL else values
+            fields[field] = values.astype(np.int32) if field in _SMALL_FIELDS else values
     return kind(**fields)
 
 
 def _texts(values: Sequence[str], codes: AnyArray) -> pa.DictionaryArray:
-    unique, number = number_distinct(values)  # a dictionary has each text once
+    unique, number = number_distinct(values)  # a dictionary must not have duplicates
     return pa.DictionaryArray.from_arrays(pa.array(number[codes]), pa.array(unique, pa.string()))
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
-    """Return the texts of a dictionary column, and for each row which one it has."""
+    """Return the texts of a dictionary column, and the index of each row's text."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     column = column.unify_dictionaries()
@@ -133,48 +127,48 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
 
 
 class DatasetTables(RankTables):
-    """Reads a dataset: only files with steps and ranks that are asked for; raises ModtraceError if it cannot."""
+    """The tables of a dataset; reads only the files of requested steps and ranks. Raises ModtraceError on failure."""
 
-    def __init__(self, place: Place) -> None:
-        files = self._files = DatasetFiles(place)
-        self.place = files.place
+    def __init__(self, location: Location) -> None:
+        files = self._files = DatasetFiles(location)
+        self.location = files.location
         self._steps_per_bucket, parts = read_head(files), read_parts(files)
         self.time = JoinedTime(parts.values())
         self.ranks = self.time.ranks
         if not self.ranks:
-            raise ModtraceError(f"{self.place}: it holds no rank yet; run `modtrace ranks pack` again")
-        self._parts, self._opened = parts, dict[str, ds.FileFragment]()
+            raise ModtraceError(f"{self.location}: contains no rank yet; run `modtrace ranks pack` again")
+        self._parts, self._fragments = parts, dict[str, ds.FileFragment]()
 
     def buckets(self, *tables: str, steps: StepRange = (None, None)) -> list[tuple[int, int]]:
-        """Return the first step of each bucket of any of the tables, and the one after its last, in order."""
+        """Return (first step, end) of each bucket with rows in any of the tables, in order."""
         length, numbers, end = self._steps_per_bucket, set[int](), 0
         with self.damage_named():
             for part in self._parts.values():
                 numbers |= part.buckets(length, tables or TABLE_NAMES)
-                end = max(end, *(until for table in tables or TABLE_NAMES for _, until in part.steps[table]), 0)
+                end = max(end, *(end for table in tables or TABLE_NAMES for _, end in part.steps[table]), 0)
         first, last = step_interval(*steps, end)
         buckets = ((max(number * length, first), min((number + 1) * length, last)) for number in sorted(numbers))
-        return [(begin, until) for begin, until in buckets if begin < until]
+        return [(start, end) for start, end in buckets if start < end]
 
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return rows, as `RankTables` says it."""
+        """Return rows, see `RankTables.read`."""
         rank, step = pc.field("rank"), pc.field("step")
-        chosen = (step >= first) & (step < last)
+        row_filter = (step >= first) & (step < last)
         if ranks is not None:
-            chosen &= (rank >= min(ranks)) & (rank <= max(ranks)) & rank.isin(list(ranks))
+            row_filter &= (rank >= min(ranks)) & (rank <= max(ranks)) & rank.isin(list(ranks))
         with self.damage_named():
             files = self._files_of(FOLDERS[kind], (first, last), ranks)
-            table = from_arrow(kind, self._joined(self._small_at_once(files)).to_table(filter=chosen))
+            table = from_arrow(kind, self._dataset_of(self._fragments_of(files)).to_table(filter=row_filter))
         if not self.time.is_moved:
             return table
         moved: dict[str, Any] = {
-            name: self.time.move(table.rank, getattr(table, name)) for name in _MOVED if name in table._fields
+            name: self.time.move(table.rank, getattr(table, name)) for name in _MOMENT_FIELDS if name in table._fields
         }
         return table._replace(**moved)
 
     def table(self, name: str, steps: tuple[int, int] | None = None) -> ds.Dataset:
-        """Return the files of a table that can hold some of the steps; times are those of their parts."""
-        return self._joined([self._fragment(file) for file in self._files_of(name, steps)])
+        """Return the files of a table that can contain the steps; their times are not moved to the common time."""
+        return self._dataset_of([self._fragment(file) for file in self._files_of(name, steps)])
 
     def _files_of(
         self, name: str, steps: tuple[int, int] | None = None, ranks: Sequence[int] | None = None
@@ -183,59 +177,59 @@ class DatasetTables(RankTables):
         for part, contents in self._parts.items():
             if ranks is None or not {entry.rank for entry in contents.ranks}.isdisjoint(ranks):
                 firsts = [number * length for number in sorted(contents.buckets(length, [name]))]
-                chosen = [step for step in firsts if steps is None or (step < steps[1] and steps[0] < step + length)]
-                files += [file_name(name, part, first) for first in chosen]
+                if steps is not None:
+                    firsts = [first for first in firsts if first < steps[1] and steps[0] < first + length]
+                files += [file_name(name, part, first) for first in firsts]
         if not files:  # the first bucket of a part has all tables
             part, contents = next(iter(self._parts.items()))
             files = [file_name(name, part, length * min(contents.buckets(length, TABLE_NAMES), default=0))]
         return files
 
-    def _joined(self, fragments: Sequence[ds.FileFragment]) -> ds.Dataset:
-        return ds.FileSystemDataset(fragments, fragments[0].physical_schema, _LAYOUT, self._files.filesystem)
+    def _dataset_of(self, fragments: Sequence[ds.FileFragment]) -> ds.Dataset:
+        return ds.FileSystemDataset(fragments, fragments[0].physical_schema, _PARQUET, self._files.filesystem)
 
     def _fragment(self, file: str) -> ds.FileFragment:
-        if file not in self._opened:
-            self._opened[file] = _LAYOUT.make_fragment(f"{self._files.root}/{file}", self._files.filesystem)
-        return self._opened[file]
+        if file not in self._fragments:
+            self._fragments[file] = _PARQUET.make_fragment(f"{self._files.root}/{file}", self._files.filesystem)
+        return self._fragments[file]
 
-    def _small_at_once(self, files: Sequence[str]) -> list[ds.FileFragment]:
-        """Read small files behind a URL: Arrow reads the end of each, which is all of it, and its columns again."""
+    def _fragments_of(self, files: Sequence[str]) -> list[ds.FileFragment]:
+        """Return the files, with small files behind a URL already in memory: Arrow would read each of these twice."""
         filesystem = self._files.filesystem
         if isinstance(filesystem, LocalFileSystem):
             return [self._fragment(file) for file in files]
 
         def read(file: str) -> ds.FileFragment:
-            with filesystem.open_input_file(f"{self._files.root}/{file}") as opened:
-                return (
-                    _LAYOUT.make_fragment(opened.read_buffer()) if opened.size() <= _END_BYTES else self._fragment(file)
-                )
+            with filesystem.open_input_file(f"{self._files.root}/{file}") as source:
+                is_small = source.size() <= _END_BYTES
+                return _PARQUET.make_fragment(source.read_buffer()) if is_small else self._fragment(file)
 
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(_READER_THREADS) as pool:
             return list(pool.map(read, files))
 
     @contextmanager
     def damage_named(self) -> Iterator[None]:
-        """Raise errors of damaged files as ModtraceError."""
+        """Raise the errors of damaged files as ModtraceError."""
         try:
             yield
         except (pa.ArrowException, OSError, LookupError, ValueError) as error:
-            raise ModtraceError(f"{self.place}: cannot be read: {error}; delete it and pack again") from error
+            raise ModtraceError(f"{self.location}: cannot be read: {error}; delete it and pack again") from error
 
 
-_MOVED = ("start", "end", "done")
-"""Fields that are moments, and no durations."""
+_MOMENT_FIELDS = ("start", "end", "done")
+"""Fields that are moments, not durations."""
 
 
-def query(dataset: Place, sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
-    """Return the answer of a SELECT over the tables `spans`, `collectives`, `steps`, `ranges` and `ranks`.
+def query(dataset: Location, sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
+    """Return the result of a SELECT over the tables `spans`, `collectives`, `steps`, `ranges` and `ranks`.
 
     Raises:
-        ModtraceError: it is not a dataset, or the SQL is wrong.
+        ModtraceError: there is no dataset, or the SQL is wrong.
     """
     import duckdb
 
     tables, connection = DatasetTables(dataset), duckdb.connect()
-    only = "" if steps is None else f" WHERE step >= {steps[0]} AND step < {steps[1]}"
+    step_filter = "" if steps is None else f" WHERE step >= {steps[0]} AND step < {steps[1]}"
     if tables.time.is_moved:
         integers: Any = ["INTEGER", "BIGINT"]
         connection.create_function("job_time", partial(_move, tables.time), integers, "BIGINT", type="arrow")
@@ -243,14 +237,14 @@ def query(dataset: Place, sql: str, steps: tuple[int, int] | None = None) -> pa.
         for table in TABLE_NAMES:
             files = tables.table(table, steps)
             for fragment in files.get_fragments():
-                fragment.ensure_complete_metadata()  # what is damaged is no fault of the SQL
+                fragment.ensure_complete_metadata()  # so that a damaged file is not reported as an error of the SQL
             connection.register(f"{table} files", files)
-            moments = [_COLUMN_OF[field] for field in _MOVED if tables.time.is_moved]
-            times = [column for column in moments if column in files.schema.names]
-            moved = ", ".join(f"job_time(rank, {name}) AS {name}" for name in times)
-            columns = f"* REPLACE ({moved})" if times else "*"
-            # Texts of ours in SQL: the names of tables and columns, and numbers.
-            connection.execute(f'CREATE VIEW {table} AS SELECT {columns} FROM "{table} files"{only}')  # noqa: S608
+            moved_columns = [_COLUMN_OF[field] for field in _MOMENT_FIELDS if tables.time.is_moved]
+            times = [column for column in moved_columns if column in files.schema.names]
+            replacements = ", ".join(f"job_time(rank, {name}) AS {name}" for name in times)
+            columns = f"* REPLACE ({replacements})" if times else "*"
+            # Only our names of tables and columns, and numbers, are inserted into the SQL.
+            connection.execute(f'CREATE VIEW {table} AS SELECT {columns} FROM "{table} files"{step_filter}')  # noqa: S608
     ranks = pa.Table.from_pylist([entry._asdict() | {"source": None} for entry in tables.ranks])
     connection.register("ranks", ranks.drop_columns(["source"]))
     return _run(connection, sql)
@@ -260,13 +254,15 @@ def _move(time: JoinedTime, rank: pa.ChunkedArray, time_ns: pa.ChunkedArray) -> 
     return pa.array(time.move(rank.to_numpy(), time_ns.to_numpy()))
 
 
-def query_each_bucket(dataset: Place, sql: str, then: str | None = None, executor: Executor | None = None) -> pa.Table:
-    """Return the answers of a SELECT over each bucket of steps, one below the other; `then` asks them as `results`."""
+def query_each_bucket(
+    dataset: Location, sql: str, then: str | None = None, executor: Executor | None = None
+) -> pa.Table:
+    """Return the joined results of a SELECT over each bucket; `then` is a SELECT over them, as table `results`."""
     tables = DatasetTables(dataset)
-    ask = partial(query, tables.place, sql)
-    by_bucket = dict(map_in_processes(ask, tables.buckets(), processor_count(), executor))
+    query_bucket = partial(query, tables.location, sql)
+    by_bucket = dict(map_in_processes(query_bucket, tables.buckets(), processor_count(), executor))
     if not by_bucket:
-        raise ModtraceError(f"{dataset}: nothing is in it, so there is no bucket to ask")
+        raise ModtraceError(f"{dataset}: the dataset is empty; there is no bucket to query")
     results = pa.concat_tables([by_bucket[bucket] for bucket in sorted(by_bucket)], promote_options="permissive")
     if then is None:
         return results
@@ -284,7 +280,7 @@ def _run(connection: Any, sql: str) -> pa.Table:
         relation = connection.sql(sql)
         if relation is None:
             raise ModtraceError("the SQL returns nothing; it should be one SELECT")
-        # Of several columns with one name, as a join can have, all but the first are numbered so.
+        # If several columns have one name, such as after a join, this numbers all except the first.
         return relation.select("*").to_arrow_table()
     except duckdb.Error as error:
         raise ModtraceError(f"the SQL cannot be run: {error}") from error

@@ -1,4 +1,4 @@
-"""A rank's timeline → the tables that questions over many ranks are asked of: spans, collectives and steps.
+"""A rank's timeline → the tables used by queries over many ranks: spans, collectives, steps and ranges.
 
 Times are Unix nanoseconds of the job's clock.
 """
@@ -37,52 +37,52 @@ ROW_KINDS = ("call", "wait", "inferred wait")
 CALL, WAIT, INFERRED_WAIT = range(3)
 
 _MAX_STEP_DIGITS = 9
-"""Any number of so many digits fits an int32."""
+"""Maximum number of digits of a step number; every such number fits an int32."""
 
 
 class SpanTable(NamedTuple):
-    """Spans of some ranks; each rank's in start order, a parent before its children. Arrays of equal length."""
+    """Spans of ranks; each rank's in start order, a parent before its children. Arrays of equal length."""
 
-    names: Sequence[Name]  # what `name` points into
+    names: Sequence[Name]  # the names that `name` refers to
     rank: Int32Array
     step: Int32Array
-    track: Int32Array  # one row of spans of its rank
+    track: Int32Array  # number of the track among its rank's tracks
     phase: Int8Array  # index into `timeline.PHASES`
     name: Int32Array  # index into `names`
-    call: Int64Array  # which call of the module it is
+    call: Int64Array  # number of the call among the module's calls
     start: Int64Array  # Unix ns
     duration: Int64Array  # ns
-    self_time: Int64Array  # ns outside the spans inside it
-    depth: Int32Array  # the number of spans around it on its track
-    flops: Int64Array  # of the operators in it; -1 if they were not counted
-    retained: Int64Array  # bytes that tensors held at its end less those at its begin; 0 if that was not counted
-    peak: Int64Array  # the most that they held inside it less those at its begin; -1 if that was not counted
+    self_time: Int64Array  # ns outside its inner spans
+    depth: Int32Array  # number of spans around it on its track
+    flops: Int64Array  # operations of the operators in the span; -1 if not counted
+    retained: Int64Array  # bytes of tensors at its end less those at its start; 0 if memory was not recorded
+    peak: Int64Array  # maximum bytes of tensors inside less those at its start; -1 if memory was not recorded
 
 
 class CollectiveTable(NamedTuple):
-    """Collectives of some ranks, and the waits for them; each rank's in start order. Arrays of equal length."""
+    """Collectives of ranks, and the waits for them; each rank's in start order. Arrays of equal length."""
 
-    operators: Sequence[str]  # what `operator` points into; "" for a wait for something unknown
-    groups: Sequence[str]  # what `group` points into, see `group_text`
+    operators: Sequence[str]  # the names that `operator` refers to; "" for a wait of unknown target
+    groups: Sequence[str]  # the texts that `group` refers to, see `group_text`
     rank: Int32Array
     step: Int32Array
     operator: Int32Array
     group: Int32Array
-    peer: Int32Array  # the rank in the group at the other end of a message, or -1
+    peer: Int32Array  # index in the group of the rank at the other end of a message, or -1
     kind: Int8Array  # index into `ROW_KINDS`
-    counter: Int64Array  # which collective of its group it is, or -1
+    counter: Int64Array  # number of the collective in its group, or -1
     start: Int64Array  # Unix ns
     end: Int64Array  # Unix ns
-    done: Int64Array  # Unix ns; -1 if it is not known
+    done: Int64Array  # Unix ns at which the collective was complete; -1 if unknown
     nbytes: Int64Array
 
 
 EXCLUSIVE_CATEGORIES: tuple[RangeCategory, ...] = ("evaluation", "gc", "compile", "saving", "data loading")
-"""Categories that count for themselves wherever they run, as in the parts of a step: before others, in this order."""
+"""Categories whose time counts for no module or other range, as in the parts of a step; the first has priority."""
 
 
 class StepTable(NamedTuple):
-    """When the steps of some ranks ended. Arrays of equal length."""
+    """The ends of the steps of ranks. Arrays of equal length."""
 
     rank: Int32Array
     step: Int32Array
@@ -90,9 +90,9 @@ class StepTable(NamedTuple):
 
 
 class RangeTable(NamedTuple):
-    """Ranges of some ranks, and collections of garbage. Arrays of equal length."""
+    """Ranges of ranks, and garbage collections. Arrays of equal length."""
 
-    places: Sequence[str]  # what `place` points into, as `RangeName.place` says it
+    places: Sequence[str]  # the texts that `place` refers to, see `RangeName.place`
     rank: Int32Array
     step: Int32Array
     place: Int32Array
@@ -106,14 +106,14 @@ class RangeTable(NamedTuple):
 
 Table = TypeVar("Table", SpanTable, CollectiveTable, StepTable, RangeTable)
 NUMBERED = {"names": "name", "operators": "operator", "groups": "group", "places": "place"}
-"""Fields of texts, and the fields with numbers that point into them."""
+"""Field with the texts -> field with the indices into these texts."""
 
 
 def take(table: Table, index: AnyArray) -> Table:
     """Return the rows of a table at `index` (indices or a mask)."""
     columns: Any = table
-    taken: Table = columns._make(column[index] if isinstance(column, np.ndarray) else column for column in columns)
-    return taken
+    rows: Table = columns._make(column[index] if isinstance(column, np.ndarray) else column for column in columns)
+    return rows
 
 
 def join_tables(parts: Sequence[Table]) -> Table:
@@ -122,9 +122,9 @@ def join_tables(parts: Sequence[Table]) -> Table:
     for texts, index in NUMBERED.items():
         if texts in columns:
             numbers: dict[Any, int] = {}
-            place = [[numbers.setdefault(text, len(numbers)) for text in part] or [0] for part in columns[texts]]
+            remap = [[numbers.setdefault(text, len(numbers)) for text in part] or [0] for part in columns[texts]]
             columns[index] = [
-                np.array(codes, np.int32)[code] for codes, code in zip(place, columns[index], strict=True)
+                np.array(codes, np.int32)[code] for codes, code in zip(remap, columns[index], strict=True)
             ]
             columns[texts] = list(numbers)
     arrays: dict[str, Any] = {
@@ -135,12 +135,12 @@ def join_tables(parts: Sequence[Table]) -> Table:
 
 
 def span_table(timeline: Timeline, rank: int) -> SpanTable:
-    """Return the spans of a rank's timeline; those above GPUs, which no thread ran, are left out."""
+    """Return the spans of a rank's timeline, except spans on device tracks, which no thread ran."""
     columns, memory = timeline.columns, measure_calls(timeline)
     on_gpu = np.array([track.device is not None for track in timeline.tracks] or [False])
-    counted = ~on_gpu[columns.track]
+    on_thread = ~on_gpu[columns.track]
     if np.any(on_gpu):
-        columns = columns.take(counted)
+        columns = columns.take(on_thread)
     return SpanTable(
         names=timeline.names,
         rank=np.full(len(columns), rank, np.int32),
@@ -151,71 +151,71 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
         call=columns.call,
         start=columns.start,
         duration=columns.end - columns.start,
-        self_time=self_times(timeline.columns)[counted],
+        self_time=self_times(timeline.columns)[on_thread],
         depth=columns.depth,
         flops=columns.arg(Arg.FLOPS).dense(len(columns), UNKNOWN_FLOPS),
-        retained=np.zeros(len(columns), np.int64) if memory is None else memory.retained[counted],
-        peak=np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[counted],
+        retained=np.zeros(len(columns), np.int64) if memory is None else memory.retained[on_thread],
+        peak=np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[on_thread],
     )
 
 
 def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
-    """Return the collectives of a rank's timeline, and the waits that are inferred from what ran around them."""
+    """Return the collectives of a rank's timeline, and the waits inferred from the spans around them."""
     table = timeline.collectives
     inferred = inferred_waits(timeline)
     texts = {name: group_text(*key) for name, key in group_keys(table.groups).items()}
-    # The last of each is that of a wait for something unknown, whose name is -1.
+    # A wait of unknown target has name -1, and so the last entry of each list.
     operators, operator = number_distinct([*(name.operator for name in table.names), ""])
     groups, group = number_distinct([*(texts.get(name.group, name.group) for name in table.names), ""])
     peer = np.array([name.peer for name in table.names] + [-1], np.int32)
-    count, more = len(table), len(inferred.start)
+    count, inferred_count = len(table), len(inferred.start)
 
-    def join(seen: Int64Array, unseen: Int64Array) -> Int64Array:
-        return np.concatenate([seen, unseen]).astype(np.int64)
+    def join(recorded: Int64Array, inferred_values: Int64Array) -> Int64Array:
+        return np.concatenate([recorded, inferred_values]).astype(np.int64)
 
-    none = np.full(more, -1, np.int64)
-    # A thread waits for a device until that knows what to do, and not for other ranks.
-    awaited = np.where(table.is_wait & table.on_device, -1, table.counter)
-    name = join(table.name.astype(np.int64), none)
+    unknown = np.full(inferred_count, -1, np.int64)
+    # A thread waits for a device only until the work is queued, not for other ranks.
+    counter = np.where(table.is_wait & table.on_device, -1, table.counter)
+    name = join(table.name.astype(np.int64), unknown)
     start = join(table.start, inferred.start)
     order = np.argsort(start, kind="stable")
-    kind = join(np.where(table.is_wait, WAIT, CALL), np.full(more, INFERRED_WAIT))
+    kind = join(np.where(table.is_wait, WAIT, CALL), np.full(inferred_count, INFERRED_WAIT))
     return CollectiveTable(
         operators=operators,
         groups=groups,
-        rank=np.full(count + more, rank, np.int32),
+        rank=np.full(count + inferred_count, rank, np.int32),
         step=join(table.step, inferred.step).astype(np.int32)[order],
         operator=operator[name][order],
         group=group[name][order],
         peer=peer[name][order],
         kind=kind.astype(np.int8)[order],
-        counter=join(awaited, none)[order],
+        counter=join(counter, unknown)[order],
         start=start[order],
         end=join(table.end, inferred.end)[order],
-        done=join(np.where(table.on_device, -1, table.done), none)[order],
-        nbytes=join(table.nbytes, np.zeros(more, np.int64))[order],
+        done=join(np.where(table.on_device, -1, table.done), unknown)[order],
+        nbytes=join(table.nbytes, np.zeros(inferred_count, np.int64))[order],
     )
 
 
 def range_table(timeline: Timeline, rank: int) -> RangeTable:
-    """Return the ranges of a rank; communication is not apart, nor what is beside modules on another thread."""
+    """Return the ranges of a rank, and its garbage collections."""
     spans, slices = timeline.columns, timeline.slices
     ranges = np.flatnonzero(slices.kind == RANGE)
     names = [_range_name(timeline, row) for row in ranges.tolist()]
     category = np.array([name.category for name in names], object)
-    is_told = ~np.isin(category, ("communication", "torch", *EXCLUSIVE_CATEGORIES))
+    is_apart = ~np.isin(category, ("communication", "torch", *EXCLUSIVE_CATEGORIES))
     thread = np.array([track.tid for track in timeline.tracks], np.int64)
     has_modules = np.isin(thread[slices.track[ranges]], thread[spans.track]) | (len(spans.track) == 0)
     in_modules = union_of(spans.start, spans.end).time_within(slices.start[ranges], slices.end[ranges])
-    is_told &= in_modules == 0
-    # In start order, an outer one before those in it: of these the outer one counts.
+    is_apart &= in_modules == 0
+    # Sorted by start, outer ranges first; of nested ranges only the outermost is apart.
     order = np.lexsort((-slices.end[ranges], slices.start[ranges], slices.track[ranges]))
-    order = order[is_told[order]]
-    until, track = slices.end[ranges[order]], slices.track[ranges[order]]
+    order = order[is_apart[order]]
+    end, track = slices.end[ranges[order]], slices.track[ranges[order]]
     for track_rows in split_by(track):
-        until[track_rows] = np.maximum.accumulate(until[track_rows])
+        end[track_rows] = np.maximum.accumulate(end[track_rows])
     is_inner = ~begins_run(track)
-    is_inner[1:] &= slices.start[ranges[order]][1:] < until[:-1]
+    is_inner[1:] &= slices.start[ranges[order]][1:] < end[:-1]
     collections = np.flatnonzero(slices.kind == GARBAGE_COLLECTION)
     rows = np.append(ranges, collections)
     names += [_range_name(timeline, row) for row in collections.tolist()]
@@ -240,36 +240,36 @@ def _range_name(timeline: Timeline, row: int) -> RangeName:
 
 
 def step_end_table(timeline: Timeline, rank: int) -> StepTable:
-    """Return when a rank's steps ended."""
+    """Return the step ends of a rank."""
     step = np.array([_step_number(mark.text) for mark in timeline.marks if mark.ends_step], np.int32)
     return StepTable(np.full(len(step), rank, np.int32), step, timeline.step_ends)
 
 
 def _step_number(text: str) -> int:
-    """Return the step that a mark ends; -1 if it does not say it: a mark of a file can say anything."""
+    """Return the number of the step that a mark ends; -1 if its text, which a file can contain, has no number."""
     number = text.removeprefix("step ")
     return int(number) if number.isdecimal() and len(number) <= _MAX_STEP_DIGITS else -1
 
 
 def group_text(name: str, ranks: Sequence[int]) -> str:
-    """Return a text that no other group of the job has (`0 [0-3]`)."""
+    """Return a text that is unique to the group in the job (`0 [0-3]`)."""
     return f"{name} [{rank_list(ranks)}]" if ranks else name
 
 
 def ranks_in_group(text: str) -> list[int]:
-    """Return the ranks of a group from what `group_text` made of it; none if it does not say them."""
+    """Return the ranks of a group, given its `group_text`; empty if the text does not contain them."""
     _, bracket, ranks = text.rpartition(" [")
     try:
         return parse_ranks(ranks.removesuffix("]")) if bracket else []
-    except ValueError:  # the end of a name, which can be anything
+    except ValueError:  # the bracket is part of a group's name
         return []
 
 
 class Bounds:
-    """How far the times of ranks are off at most.
+    """The maximum errors of times compared between ranks.
 
     Args:
-        ranks: number, bound in ns, and clock of each, ascending: those with one clock are compared without error.
+        ranks: (rank, bound in ns, clock) of each rank, ascending. Times of one clock are compared without error.
     """
 
     def __init__(self, ranks: Sequence[tuple[int, int, str]]) -> None:
@@ -277,39 +277,39 @@ class Bounds:
         self._bound = np.array([bound_ns for _, bound_ns, _ in ranks], np.int64)
         self._clock = number_distinct([clock for _, _, clock in ranks])[1]
 
-    def largest_bound(self, rank: int, others: Int64Array) -> int:
-        """Return how wrong the time between a rank and any of the others can be, ns."""
-        own_index, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, others)
+    def largest_bound(self, rank: int, peers: Int64Array) -> int:
+        """Return the maximum error of the time between a rank and any of its peers, ns."""
+        own_index, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, peers)
         apart = self._clock[index] != self._clock[own_index]
         return int(np.max((self._bound[index] + self._bound[own_index])[apart], initial=0))
 
-    def of_groups(self, rank: Int64Array, group: Int64Array) -> Int64Array:
-        """Return for times of ranks how far each is off at most against the others of its group, ascending, ns."""
+    def within_groups(self, rank: Int64Array, group: Int64Array) -> Int64Array:
+        """Return the maximum error of each rank's time against the others of its group, ns; `group` is ascending."""
         index = np.searchsorted(self._ranks, rank)
         bound, clock = self._bound[index], self._clock[index]
-        begins = group_starts(group)
-        apart = np.minimum.reduceat(clock, begins) != np.maximum.reduceat(clock, begins)
-        most = np.where(apart, np.maximum.reduceat(bound, begins), -1)
-        most = np.repeat(most, group_lengths(begins, len(rank)))
-        return np.where(most >= 0, bound + most, 0)
+        starts = group_starts(group)
+        apart = np.minimum.reduceat(clock, starts) != np.maximum.reduceat(clock, starts)
+        max_bound = np.where(apart, np.maximum.reduceat(bound, starts), -1)
+        max_bound = np.repeat(max_bound, group_lengths(starts, len(rank)))
+        return np.where(max_bound >= 0, bound + max_bound, 0)
 
 
 class RankEntry(NamedTuple):
-    """One rank: its place in the job, and its recording."""
+    """The description of one rank and its recording."""
 
-    rank: int  # its number
-    role: str  # what it does in the job; empty if that is not known
-    bound_ns: int  # how far its times are off at most, see `RankTimeline`
-    method: str  # how it was found where it is, see `RankTime`
-    clock: str  # the id of its clock
-    start_ns: int  # when the first of what it recorded began
-    end_ns: int  # when the last of it ended
-    spans: int  # how many it has
-    peak_bytes: int  # the most that its tensors held; -1 if it recorded no memory
-    engine: str  # what recorded it, "native" or "python"; empty if that is not known
-    source: list[Any]  # the file it came from: path, size and time of change; only a dataset says it
-    lines: str = ""  # between which lines of the program it is longest in no module and no range, if that is known
-    damage: str = ""  # what is damaged of its ring, in words
+    rank: int  # number of the rank
+    role: str  # its role in the job; empty if unknown
+    bound_ns: int  # maximum error of its times, see `RankTimeline`
+    method: str  # the method by which its clock was aligned, see `RankTime`
+    clock: str  # id of its clock
+    start_ns: int  # start of its first slice; 0 except in a dataset
+    end_ns: int  # end of its last slice; 0 except in a dataset
+    spans: int  # number of its spans; 0 except in a dataset
+    peak_bytes: int  # maximum bytes of its tensors; -1 if memory was not recorded
+    engine: str  # the engine that recorded it, "native" or "python"; empty if unknown
+    source: list[Any]  # path, size and modification time of its file; empty except in a dataset
+    lines: str = ""  # program lines around its longest time outside modules and ranges; empty if unknown
+    damage: str = ""  # description of the damage of its ring
 
 
 class RankTables(ABC):
@@ -319,7 +319,7 @@ class RankTables(ABC):
 
     @property
     def roles(self) -> dict[int, str]:
-        """The role of each rank in the job; empty if that is not known."""
+        """The role of each rank in the job; empty if unknown."""
         return {entry.rank: entry.role for entry in self.ranks}
 
     @property
@@ -328,12 +328,12 @@ class RankTables(ABC):
         return {entry.engine for entry in self.ranks}
 
     def bounds(self) -> Bounds:
-        """Return how far the times of each rank are off."""
+        """Return the maximum errors of the ranks' times."""
         return Bounds([(entry.rank, entry.bound_ns, entry.clock) for entry in self.ranks])
 
     @abstractmethod
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return the rows of a kind of table in the steps from `first` to before `last`, of all ranks or of these."""
+        """Return the rows of a kind of table in the steps from `first` to before `last`, of all ranks or of `ranks`."""
 
 
 TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
@@ -347,9 +347,8 @@ TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
 
 def _rank_tables(rank: RankTimeline) -> tuple[RankEntry, dict[type, Any]]:
     peak_bytes = -1 if rank.peak_bytes is None else rank.peak_bytes
-    place = rank.rank, rank.file.role, rank.bound_ns, rank.time.method, rank.time.clock
-    # When, and how many, only a dataset says.
-    entry = RankEntry(*place, 0, 0, 0, peak_bytes, rank.engine, [], rank.lines, rank.damage)
+    identity = rank.rank, rank.file.role, rank.bound_ns, rank.time.method, rank.time.clock
+    entry = RankEntry(*identity, 0, 0, 0, peak_bytes, rank.engine, [], rank.lines, rank.damage)
     return entry, {kind: make(rank.timeline, rank.rank) for kind, make in TABLE_MAKERS.items()}
 
 
@@ -368,6 +367,6 @@ class FolderTables(RankTables):
         self._tables = {kind: {entry.rank: tables[kind] for entry, tables in loaded} for kind in TABLE_MAKERS}
 
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return rows, as `RankTables` says it."""
+        """Return rows, see `RankTables.read`."""
         tables: list[Table] = [self._tables[kind][rank] for rank in ranks or self._tables[kind]]
         return join_tables([take(table, (table.step >= first) & (table.step < last)) for table in tables])

@@ -40,9 +40,9 @@ from ...timeline import PHASES, RingAnalysis
 from ...timeline.contents import process_label
 from ..rank_folder import (
     JobTime,
-    Place,
+    Location,
     RankRecording,
-    absolute,
+    absolute_location,
     as_folder,
     check_size,
     find_rank_recordings,
@@ -382,7 +382,7 @@ def step_durations(table: StepTable) -> dict[int, int]:
 
 
 def find_slow_ranks(
-    source: Place,
+    source: Location,
     *,
     steps: StepRange | None = None,
     role: str | None = None,
@@ -415,7 +415,9 @@ def find_slow_ranks(
 
     tables = DatasetTables(source)
     buckets = tables.buckets("collectives", steps=steps or (None, None))
-    parts = dict(map_in_processes(partial(_slow_bucket, absolute(source)), buckets, processor_count(), executor))
+    parts = dict(
+        map_in_processes(partial(_slow_bucket, absolute_location(source)), buckets, processor_count(), executor)
+    )
     waits = find_role_waits(join_role_times(parts[bucket][1] for bucket in sorted(parts)))
     run = _run((part for part, _ in parts.values()), tables)
     return _checked(replace(run, waits=waits), tables.engines, source)

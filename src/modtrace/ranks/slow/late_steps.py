@@ -270,7 +270,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     noise = _noise(arrivals)
     is_steady, min_excess, median_own_ns = _steady_excess(arrivals, noise)
     # Only the last rank keeps others waiting, and no longer than its maximum lateness.
-    latest = arrivals.lateness + bounds.of_groups(arrivals.rank, arrivals.collective)
+    latest = arrivals.lateness + bounds.within_groups(arrivals.rank, arrivals.collective)
     cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(latest, 0)), 0)
     # Usual variation is not charged to a rank: it would add up over many collectives.
     cost = np.where(cost > min_excess, cost, 0)
