@@ -383,7 +383,7 @@ def test_a_backend_without_aot_autograd_is_said_to_be_unknown(engine: Any) -> No
 def test_what_a_version_of_torch_lacks_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = sys.modules[compiled_graphs.GRAPHS_MODULE]
     with modtrace.record(engine=engine) as recording:
-        monkeypatch.setattr(compiled_graphs, "_PASSED_BY", ("_of_another_version",))
+        monkeypatch.setattr(compiled_graphs, "_COMPILE_FUNCTIONS", ("_of_another_version",))
         monkeypatch.setattr(compiled_graphs, "_add_nodes", lambda *_, **__: None)
         step(torch.compile(MLP(), backend="aot_eager"))
 

@@ -283,7 +283,7 @@ def test_a_device_that_is_not_used_while_it_is_recorded_has_no_times_and_that_is
     told = run(library, scenario)
 
     assert (told["spans"], told["events_made"]) == ([], 0)
-    assert told["log"].count("device_times: no module was called from outside of all others") == 1
+    assert told["log"].count("device_times: no module was called outside all other calls") == 1
 
 
 @pytest.mark.parametrize("faked", [False, True])
@@ -302,7 +302,7 @@ def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFix
     expected = (
         f"device_times: this torch ({torch.__version__}) has no accelerator; the recording has none"
         if built_for is None
-        else "device_times: no module was called from outside of all others after torch initialized "
+        else "device_times: no module was called outside all other calls after torch initialized "
         f"{built_for.type}; the recording has none"
     )
     assert said == [expected], caplog.messages

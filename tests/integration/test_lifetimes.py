@@ -252,7 +252,7 @@ def test_hooks_do_not_pile_up_on_an_input_that_stays(engine: EngineName) -> None
 def test_memory_is_flat(engine: EngineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # How many steps a busy machine delays is not known: the longest are noted, whose number tests of notes ask.
     monkeypatch.setattr(RunDelay, "__call__", lambda self: 0)
-    monkeypatch.setattr(step_notes, "_MAX_SLOW", 0)
+    monkeypatch.setattr(step_notes, "_MAX_SLOW_STEPS", 0)
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

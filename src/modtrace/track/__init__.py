@@ -1,1 +1,1 @@
-"""Tracking torch: the two engines that write events into a ring, and the trackers of what runs now."""
+"""Tracking torch: the two engines that write events into a ring, and the trackers of running modules."""

@@ -1,10 +1,10 @@
 """Stackable wrappers of torch functions, `nn.Module.__call__` and autograd's `_engine_run_backward` among them.
 
-They are installed and uninstalled in any order, beside wrappers of others.
+They are installed and uninstalled in any order, together with wrappers of other code.
 
-A wrapper always wraps the same function, so none ever ends up around itself, in whatever order they are put back. A
-wrapper that other code has wrapped since stays and only passes calls on. Nothing shows whether that code still calls
-it. So `install` makes a new one around whatever is there, and one wrapper of a patch is active at a time.
+A wrapper always wraps the same function, so no wrapper ever ends up around itself, whatever the order of removals. A
+wrapper that other code has wrapped meanwhile stays, and only passes calls on: nothing shows whether that code still
+calls it. So `install` puts a new wrapper around the current function, and only one wrapper of a patch is active.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class Wrapper:
     """A wrapper that a patch has put around a function of torch's, another wrapper of ours, or one of other code.
 
     Attributes:
-        replaced: what was there; for a class what its `__dict__` held.
-        wrapped: what calls that, with the object first.
+        replaced: the attribute that the wrapper replaced; for a class, the entry of its `__dict__`.
+        wrapped: a function that calls `replaced`, with the object as the first argument.
     """
 
     __slots__ = ("function", "observer", "patch", "replaced", "wrapped", "wraps_torch")
 
-    # What callers call in place of `wrapped`. While `observer` is None it only calls `wrapped`.
+    # The wrapper's function, which is called instead of `wrapped`. If `observer` is None, it only calls `wrapped`.
     function: Callable[..., Any]
 
     def __init__(self, patch: Patch, replaced: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
         self.patch, self.replaced, self.wrapped = patch, replaced, wrapped
         names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
-        # Torch's `nn.Module.__call__`, unchanged from the version we know: it calls `_compiled_call_impl`, or
-        # `_call_impl` if that is None. A Python wrapper may then choose between these itself, which saves a frame.
+        # True for torch's `nn.Module.__call__` with the known code: it calls `_compiled_call_impl`, or `_call_impl` if
+        # that is None. A Python wrapper may then choose between these itself, which saves a frame.
         self.wraps_torch = wrapped is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
         self.observer: Any = None  # receives the calls; None makes the wrapper inactive
 
 
 def as_method(attribute: Any) -> Callable[..., Any]:
-    """Return a function that calls an attribute of a class as Python does: bound to the object, if it can be."""
+    """Return a function that calls a class attribute as Python does: bound to the object if the attribute binds."""
     if isinstance(attribute, FunctionType):
         return attribute
     bind = getattr(type(attribute), "__get__", None)
@@ -67,17 +67,17 @@ def _name_as(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
 
 
 class PatchTarget:
-    """A function that patches wrap: what one class or module holds under a name."""
+    """A function that patches wrap: an attribute of a class or a module."""
 
     def __init__(self, owner: object, name: str, *, is_restored: bool = False) -> None:
         self._owner, self._name = owner, name
-        self.is_restored = is_restored  # else the wrapper stays for good, and only passes calls on
+        self.is_restored = is_restored  # if False, the wrapper stays for good, and only passes calls on
         self._original = self._function()
-        # By id of the wrapper's function; kept for reuse, since torch.compile guards on the identity of what it traced.
+        # By `id()` of the wrapper's function; reused, since torch.compile guards on the identity of traced functions.
         self._by_function: dict[int, Wrapper] = {}
 
     def _function(self) -> Callable[..., Any]:
-        """Return what is under the name now: for a class, what its `__dict__` holds, which is not bound."""
+        """Return the current attribute; for a class, the entry of its `__dict__`, which is not bound."""
         function: Callable[..., Any] = vars(self._owner)[self._name]
         return function
 
@@ -86,14 +86,14 @@ class PatchTarget:
         return [wrapper for wrapper in list(self._by_function.values()) if wrapper.patch is patch]
 
     def outermost_wrapper(self, patch: Patch) -> Wrapper | None:
-        """Return the outermost wrapper of `patch` that calls certainly reach: only wrappers of ours are around it."""
+        """Return the outermost wrapper of `patch` that calls surely reach: around it are only wrappers of ours."""
         wrapper = self._by_function.get(id(self._function()))
         while wrapper is not None and wrapper.patch is not patch:
             wrapper = self._by_function.get(id(wrapper.replaced))
         return wrapper
 
     def add(self, patch: Patch) -> Wrapper:
-        """Put an inactive wrapper of `patch` around what is there: the one that wrapped it before, or a new one."""
+        """Put an inactive wrapper of `patch` around the current function: one that wrapped it before, or a new one."""
         replaced = self._function()
         for wrapper in self.wrappers_of(patch):
             if wrapper.replaced is replaced:
@@ -101,13 +101,13 @@ class PatchTarget:
         else:
             wrapper = patch.wrap(replaced, as_method(replaced) if self._owner is nn.Module else replaced)
             _name_as(wrapper.function, self._original)
-            # Known before it can be called, so that it is found wherever an interrupt comes.
+            # Registered before it can be called, so that it is found even after an interrupt.
             self._by_function[id(wrapper.function)] = wrapper
         self._set(wrapper.function)
         return wrapper
 
     def remove_inactive(self) -> None:
-        """Take off the inactive wrappers, but for those that other code has wrapped."""
+        """Remove the inactive wrappers, except those that other code has wrapped."""
         below = function = self._function()
         while (wrapper := self._by_function.get(id(below))) is not None and wrapper.observer is None:
             below = wrapper.replaced
@@ -117,25 +117,25 @@ class PatchTarget:
     def _set(self, function: Callable[..., Any]) -> None:
         setattr(self._owner, self._name, function)
         if self._owner is nn.Module:
-            call_after_import(_DYNAMO, self._tell_dynamo)
+            call_after_import(_DYNAMO, self._update_dynamo)
 
-    def _tell_dynamo(self) -> None:
-        """Have torch.compile know a module's call where only wrappers of ours are around it: it skips to `forward`."""
+    def _update_dynamo(self) -> None:
+        """Let torch.compile recognize a module's call, if only our wrappers are around it: it skips to `forward`."""
         dynamo = vars(sys.modules[_DYNAMO])
-        # What it was imported with, which may be a wrapper of the user's.
+        # The call at the import of dynamo, which may be a wrapper of the user's.
         imported = self.below_ours(dynamo.get(_KNOWN_CALL))
         function = self._function()
         if imported is not None:
             dynamo[_KNOWN_CALL] = function if self.below_ours(function) is imported else imported
 
     def below_ours(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        """Return what is below the wrappers of ours around a function, if any are."""
+        """Return the function below our wrappers; `function` itself if it is not one of our wrappers."""
         while (wrapper := self._by_function.get(id(function))) is not None:
             function = wrapper.replaced
         return function
 
     def is_ours_alone(self) -> bool:
-        """Whether no wrapper of other code is around torch's call of a module now, nor between ours."""
+        """Return whether no wrapper of other code is around torch's call of a module, or between our wrappers."""
         return self.below_ours(self._function()) is _TORCH_CALL
 
 
@@ -144,18 +144,18 @@ RUN_BACKWARD = (
     PatchTarget(torch.autograd.graph, "_engine_run_backward"),
     PatchTarget(torch.autograd, "_engine_run_backward"),
 )
-"""`torch.autograd.backward` and `grad` call these to run the pass; other code can replace each by itself."""
+"""`torch.autograd.backward` and `grad` call these to run a pass; other code can replace each separately."""
 
 MAKE_GRADIENTS = (PatchTarget(torch.autograd, "_make_grads"),)
-"""Both call this before they run the pass."""
+"""Both call this before they run a pass."""
 
 
 class Patch:
-    """A kind of wrapper, and where it is put.
+    """A kind of wrapper, and the functions that it wraps.
 
     Args:
-        make: returns the function of a new `wrapper`. It looks at `wrapper.observer` and calls `wrapper.wrapped`.
-        targets: what it wraps.
+        make: returns the function of a new `wrapper`, which reads `wrapper.observer` and calls `wrapper.wrapped`.
+        targets: the functions to wrap.
         activate: called with a wrapper's function, and whether it is active from now on; for the native engine.
     """
 
@@ -168,11 +168,11 @@ class Patch:
         self._make, self._targets, self._activate = make, targets, activate
 
     def install(self, observer: object) -> None:
-        """Pass each call to `observer` from now on, in place of the one before; safe to repeat after an interrupt."""
+        """Pass each call to `observer` from now on, instead of an earlier one; safe to repeat after an interrupt."""
         _exclusive.run(lambda: self._install(observer))
 
     def uninstall(self) -> None:
-        """Make all wrappers inactive; if the target is restored, take off those that no other code has wrapped."""
+        """Make all wrappers inactive; if a target is restored, remove those that no other code has wrapped."""
         _exclusive.run(self._uninstall)
 
     def _install(self, observer: object) -> None:
@@ -192,12 +192,12 @@ class Patch:
                 target.remove_inactive()
 
     def wrap(self, replaced: Callable[..., Any], wrapped: Callable[..., Any]) -> Wrapper:
-        """Return a new, inactive wrapper in place of `replaced`, which `wrapped` calls."""
+        """Return a new, inactive wrapper that replaces `replaced`; `wrapped` calls `replaced`."""
         wrapper = Wrapper(self, replaced, wrapped)
         wrapper.function = self._make(wrapper)
         return wrapper
 
     def _set_observer(self, wrapper: Wrapper, observer: object) -> None:
-        """Make a wrapper active, or inactive with None."""
+        """Set the observer of a wrapper; None makes the wrapper inactive."""
         self._activate(wrapper.function, observer is not None)
         wrapper.observer = observer

@@ -1,9 +1,9 @@
-"""Which module calls inside a backward pass are a checkpoint's, which runs a part of the forward again.
+"""Finds the module calls inside a backward pass with which a checkpoint runs a part of the forward again.
 
-Torch's own checkpoints are known by their functions, which are on the stack then. One that a user wrote is an
-`autograd.Function` that calls modules without a graph, and in its backward calls them again: it is told from others, as
-the adjoint of an ODE solver, by the first of these calls, which is of the same module with the same inputs. So the
-first call is noted that follows the making of a node, where no graph is made.
+torch's checkpoints have known functions on the stack then. A user's checkpoint is an `autograd.Function` that calls
+modules without a graph, and calls them again in its backward. The first call there has the module and the inputs of the
+first call in the forward; in other functions, such as the adjoint of an ODE solver, it has not. So the first call
+without a graph is noted after each new node.
 """
 
 import sys
@@ -22,26 +22,26 @@ from .event_sink import current_graph_task, current_node
 from .unseen import skip_all, tensors_in, unseen_by_modes
 
 _MAX_NOTES = 4096
-_PLAIN = (Tensor, nn.Parameter)
+_PLAIN_TENSOR_TYPES = (Tensor, nn.Parameter)
 _TORCH_FILE = CheckpointFunction.backward.__code__.co_filename
-_RUNS_AGAIN = ("backward", "unpack_hook")
-"""The functions of that file that run a forward again: of the reentrant kind, and of the other."""
-_ENGINE_RUNS = "_engine_run_backward"
+_RERUN_FUNCTIONS = ("backward", "unpack_hook")
+"""Functions of that file that run a forward again: of reentrant checkpoints, and of the others."""
+_RUN_BACKWARD = "_engine_run_backward"
 
 _Note = tuple[Any, ...]
 
 
 class CheckpointReruns:
-    """Tells the calls that a checkpoint runs again from other forward calls inside a backward pass. Thread-safe."""
+    """Distinguishes the calls that a checkpoint runs again from other calls inside a backward pass. Thread-safe."""
 
     def __init__(self) -> None:
-        # The references keep the addresses of storages from being given to others; they do not keep the memory.
+        # The references keep the addresses of storages from being reused; they do not keep the memory.
         self._notes: OrderedDict[_Note, list[StorageWeakRef]] = OrderedDict()
         self._local = threading.local()
 
     @skip_all
     def note(self, module: nn.Module, inputs: Sequence[Any], sequence: int) -> None:
-        """Note the first call after the making of a node, where no graph is made: the node may be a checkpoint."""
+        """Note the first call without a graph after a new node: the node may be a checkpoint."""
         note, storages = _note_of(module, inputs, sequence)
         if storages:
             self._notes[note] = storages
@@ -49,12 +49,12 @@ class CheckpointReruns:
                 self._notes.popitem(last=False)
 
     def called_without_graph(self) -> set[int]:
-        """Return the ids of the modules of which such a call was noted of late."""
+        """Return the `id()` of each module with a recent noted call."""
         return {note[0] for note in [*self._notes]}
 
     @skip_all
     def runs_again(self, module: nn.Module, inputs: Sequence[Any]) -> bool:
-        """Whether a checkpoint makes this call, which is inside a graph task and in no other call there."""
+        """Return whether a checkpoint makes this call, which is an outermost call inside a graph task."""
         if _is_torch_checkpoint(sys._getframe(1)):
             return True
         node = current_node()
@@ -66,33 +66,33 @@ class CheckpointReruns:
             return True
         if _note_of(module, inputs, sequence + 1)[0] not in self._notes:
             return False
-        # What else this node calls is run again too.
+        # All other calls of this node are reruns too.
         self._local.run = run
         return True
 
 
 def _is_torch_checkpoint(frame: FrameType | None) -> bool:
-    """Whether torch's checkpoint is what calls `frame`, in the innermost pass that runs on this thread."""
-    while frame is not None and frame.f_code.co_name != _ENGINE_RUNS:
-        if frame.f_code.co_name in _RUNS_AGAIN and frame.f_code.co_filename == _TORCH_FILE:
+    """Return whether torch's checkpoint called `frame`, in the innermost pass that runs on this thread."""
+    while frame is not None and frame.f_code.co_name != _RUN_BACKWARD:
+        if frame.f_code.co_name in _RERUN_FUNCTIONS and frame.f_code.co_filename == _TORCH_FILE:
             return True
         frame = frame.f_back
     return False
 
 
 def _note_of(module: nn.Module, inputs: Sequence[Any], sequence: int) -> tuple[_Note, list[StorageWeakRef]]:
-    """Return a key of a call: module, node, and memory and version of the inputs; a rerun of the call has the same one.
+    """Return a call's key, equal to that of its rerun (module, node, memory and version of inputs), and the storages.
 
-    It is empty for tensors that have no memory, as those of torch.func.
+    The key is empty for tensors without memory, such as those of torch.func.
     """
     try:
         with unseen_by_modes():
             tensors = list(tensors_in(inputs))
             storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]  # type: ignore[no-untyped-call]
             views: list[tuple[object, ...]] = [
-                # What has a shape of its own making runs Python to tell it.
+                # A subclass may compute its shape in Python.
                 (tensor._version, tensor.storage_offset(), tensor.shape)
-                if type(tensor) in _PLAIN
+                if type(tensor) in _PLAIN_TENSOR_TYPES
                 else (tensor._version,)
                 for tensor in tensors
             ]

@@ -1,7 +1,7 @@
-"""Collectives of torch.distributed: their names and groups, and what sees them, for either engine.
+"""Collectives of torch.distributed, for both engines: their names and groups, and the hooks that record them.
 
-The native engine taps the operators of c10d. The Python engine patches what Python calls of a process group. Both patch
-`Work.wait`. What a recording cannot see is logged once.
+The native engine taps the operators of c10d. The Python engine patches the methods of a process group. Both patch
+`Work.wait`. Collectives that a recording cannot see are logged once.
 """
 
 import itertools
@@ -23,17 +23,17 @@ from .event_sink import EventSink, OnError, warn_once
 
 
 class CollectiveNames:
-    """Names collectives for a ring, and notes each group once."""
+    """Gives collectives names in a ring, and writes a record of each group once."""
 
     def __init__(self, names: NameTable) -> None:
         self._names = names
-        self._noted: set[str] = set()
+        self._group_names: set[str] = set()
 
     def __call__(self, operator: tuple[str, str, int, str]) -> int:
-        """Return the id of the text of an operator of c10d: name, group, peer or -1, type of a device or ""."""
+        """Return the id of the text of a c10d operator, given as (name, group, peer or -1, device type or "")."""
         name, group_name, peer, device = operator
-        if group_name not in self._noted:
-            self._noted.add(group_name)
+        if group_name not in self._group_names:
+            self._group_names.add(group_name)
             ranks, description = _describe_group(group_name)
             self._names.group(group_name, rank_list(ranks), description)
         name = name.removesuffix("_")
@@ -41,7 +41,7 @@ class CollectiveNames:
 
 
 def _describe_group(group_name: str) -> tuple[list[int], str]:
-    """Return the global ranks of a group, none where torch does not know them, and what torch says it is for."""
+    """Return the global ranks of a group (empty if torch does not know them), and torch's description of it."""
     world: Any = torch.distributed.distributed_c10d._world
     for group, ranks in list(world.pg_group_ranks.items()):
         # If this process is not a member, torch has a number in place of the group.
@@ -51,13 +51,13 @@ def _describe_group(group_name: str) -> tuple[list[int], str]:
 
 
 class NativeCollectives:
-    """Notes the collectives of the session that the native engine runs."""
+    """Records the collectives of the session that the native engine runs."""
 
     def __init__(self, native: ModuleType, names: NameTable) -> None:
         self._native, self._names = native, names
 
     def start(self) -> None:
-        """Begin, once the session runs."""
+        """Start to record; the session must run."""
         try:
             self._native.start_collectives(CollectiveNames(self._names))
             _wait_patch(self._native).install(self)
@@ -65,7 +65,7 @@ class NativeCollectives:
             warn_once(f"collectives are not recorded: torch {torch.__version__} does not take the tap ({error})")
 
     def stop(self) -> None:
-        """End, and restore `Work.wait`; the tap stays and only passes calls on."""
+        """Stop recording, and restore `Work.wait`; the tap stays and only passes calls on."""
         self._native.stop_collectives()
         _wait_patch(self._native).uninstall()
 
@@ -79,18 +79,18 @@ def _wait_patch(native: ModuleType) -> Patch:
 _METHODS = {
     **{operator: operator for operator in (*OPERATORS, *SAME_NAME, *PEER_OPERATORS)},
     "recv_anysource": "recv_any_source",
-    # What later versions of torch call some of them.
+    # Names of operators in later versions of torch.
     "all_gather_single": "_allgather_base",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
     "reduce_scatter_single": "_reduce_scatter_base",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
-"""The methods of a process group, by the operator of c10d that each calls."""
+"""The c10d operators of the methods of a process group, by the methods' names."""
 
 
 class PythonCollectives:
-    """Notes the collectives that Python calls, and the waits for them."""
+    """Records the collectives that Python calls, and the waits for them."""
 
     def __init__(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
         self._events = events
@@ -101,19 +101,19 @@ class PythonCollectives:
         self._works: WeakMap[Any, tuple[int, int]] = WeakMap()
 
     def start(self) -> None:
-        """Begin; a torch without torch.distributed has nothing to note."""
+        """Start to record; a torch without torch.distributed has no collectives."""
         if torch.distributed.is_available():
             for patch in _patches():
                 patch.install(self)
 
     def stop(self) -> None:
-        """End, and restore what was wrapped."""
+        """Stop recording, and restore the wrapped methods."""
         if torch.distributed.is_available():
             for patch in _patches():
                 patch.uninstall()
 
     def enter(self, operator: str, group: Any, args: tuple[Any, ...]) -> tuple[int, int] | None:
-        """Write that `operator` of c10d is called; return the id of its name and its counter, None if an error came."""
+        """Write the start of a call of a c10d operator; return its name id and counter, or None after an error."""
         try:
             warn_once(f"{UNSEEN_BY_PYTHON}, which also sees when one completes")
             peer = args[1] if operator in PEER_OPERATORS and len(args) > 1 and type(args[1]) is int else -1
@@ -121,7 +121,7 @@ class PythonCollectives:
             name_id = self._name_ids.get(key)
             if name_id is None:
                 name_id = self._name_ids[key] = self._name(key)
-            # What goes to or comes from one rank is in order with that rank only.
+            # Messages to and from one rank are ordered among themselves only.
             count_key = (key[1], name_id if operator in (*PEER_OPERATORS, "recv_any_source") else -1)
             counter = self._counters.setdefault(count_key, itertools.count().__next__)()
             self._events.write_event(Kind.COLLECTIVE_ENTER, name_id, counter)
@@ -131,18 +131,18 @@ class PythonCollectives:
         return name_id, counter
 
     def exit(self, entered: tuple[int, int], operator: str, args: tuple[Any, ...], work: Any) -> None:
-        """Write that the call returned `work`, or None if it raised."""
+        """Write the end of the call, which returned `work`, or None if it raised."""
         try:
-            message = 0 if "barrier" in operator else max(map(_tensor_bytes, args[:2]), default=0)
+            message_bytes = 0 if "barrier" in operator else max(map(_tensor_bytes, args[:2]), default=0)
             not_awaited = NOT_AWAITED_BIT if work is None and _device_type(args) else 0
-            self._events.write_event(Kind.COLLECTIVE_EXIT, entered[0], message | not_awaited)
+            self._events.write_event(Kind.COLLECTIVE_EXIT, entered[0], message_bytes | not_awaited)
             if work is not None:
                 self._works[work] = entered
         except Exception as error:
             self._on_error(error)
 
     def wait(self, kind: Kind, work: Any) -> None:
-        """Write that a thread begins or ends to wait for `work`."""
+        """Write an event of `kind`: the start or the end of a thread's wait for `work`."""
         try:
             name_id, counter = self._works.get(work) or (NO_NAME, -1)
             self._events.write_event(kind, name_id, counter)
@@ -151,7 +151,7 @@ class PythonCollectives:
 
 
 def _device_type(value: object) -> str:
-    """Return the type of the first tensor's device; an empty text for the CPU, and if there is none."""
+    """Return the device type of the first tensor; an empty text for the CPU, or if there is no tensor."""
     if isinstance(value, Tensor):
         return "" if value.is_cpu else value.device.type
     return next(filter(None, map(_device_type, value)), "") if isinstance(value, (list, tuple)) else ""

@@ -1,8 +1,8 @@
-"""The graphs that AOTAutograd makes of a captured one: how many nodes of which module, and their FLOPs.
+"""The graphs that AOTAutograd makes of a captured graph: the number of nodes of each module, and their FLOPs.
 
-torch passes each graph to its compiler as the first argument of a function, which is where we read it, once, as it is.
-Its nodes say of which module they are, those of a backward graph also of which forward module. What a backward graph
-computes again has the mark of the forward. A graph that comes from AOTAutograd's cache passes none of these functions.
+torch passes each graph to its compiler as the first argument of a function, where we read it once and do not change it.
+Each node names its module; a node of a backward graph also names the forward module. A node that a backward graph
+recomputes has a mark of the forward. Graphs from AOTAutograd's cache do not pass these functions.
 """
 
 import sys
@@ -24,10 +24,10 @@ from .native.flops import Formula, formula_by_operator
 from .unseen import skip_all, unseen_by_modes
 
 GRAPHS_MODULE = "torch._functorch._aot_autograd.graph_compile"
-"""torch's, which passes them on."""
-_AROUND = "torch._functorch.aot_autograd"
-"""torch's, which imports that one."""
-_PASSED_BY = ("_aot_stage2b_inference_compile", "_aot_stage2b_fw_compile", "_aot_stage2b_bw_compile")
+"""The module of torch that passes the graphs on."""
+_IMPORTING_MODULE = "torch._functorch.aot_autograd"
+"""The module of torch that imports that one."""
+_COMPILE_FUNCTIONS = ("_aot_stage2b_inference_compile", "_aot_stage2b_fw_compile", "_aot_stage2b_bw_compile")
 
 _NO_GRAPH = "its backend does not use AOTAutograd"
 NO_WORK = (0,) * 6
@@ -37,12 +37,12 @@ _UNKNOWN = -1
 class GraphWork(NamedTuple):
     """A captured graph: the work of each module in it, and its kernels."""
 
-    graph: str = ""  # dynamo's number of it (`0/1`: of the first frame, compiled for the second time)
-    # By module its nodes in forward, backward and recompute, and the FLOPs of these, -1 where they are not known: each
-    # node counts to the innermost module.
+    graph: str = ""  # dynamo's number of the graph (`0/1`: the first frame, compiled for the second time)
+    # Each module's nodes in forward, backward and recompute, then their FLOPs, -1 if not known. A node counts for its
+    # innermost module.
     work: tuple[tuple[InnerModule, tuple[int, ...]], ...] = ()
-    unknown: str = COMPILED_BEFORE  # why nothing is known of its nodes; else empty
-    kernels: KernelLog | None = None  # those of what is compiled of it; None if that is not seen
+    unknown: str = COMPILED_BEFORE  # reason why its nodes are not known; empty if they are
+    kernels: KernelLog | None = None  # kernels that are compiled of the graph; None if its compilation was not seen
 
 
 class _Thread:
@@ -55,8 +55,8 @@ _threads = PerGreenlet(_Thread)
 
 
 def read_graphs(captured: Any, compile_captured: Callable[[], Any]) -> tuple[Any, GraphWork]:
-    """Call what compiles a captured graph. Returns what that returns, and what AOTAutograd made of the graph."""
-    thread, cached = _threads.get(), _cache_hits()
+    """Call the compiler of a captured graph. Returns the compiler's result, and the work in AOTAutograd's graphs."""
+    thread, earlier_hits = _threads.get(), _cache_hits()
     outer_work, thread.work = thread.work, {}
     kernels = note_kernels(captured)
     try:
@@ -64,26 +64,26 @@ def read_graphs(captured: Any, compile_captured: Callable[[], Any]) -> tuple[Any
         work = tuple((module, tuple(counts)) for module, counts in thread.work.items())
     finally:
         thread.work = outer_work
-    unknown = "" if work else _missing() or (FROM_AUTOGRAD_CACHE if _cache_hits() > cached else _NO_GRAPH)
+    unknown = "" if work else _missing() or (FROM_AUTOGRAD_CACHE if _cache_hits() > earlier_hits else _NO_GRAPH)
     return compiled, GraphWork(str(CompileContext.current_compile_id() or ""), work, unknown, kernels)
 
 
 @cache
 def watch_graphs() -> None:
-    """Read the graphs that are compiled from now on, once per process, where torch passes them on."""
+    """Wrap the functions by which torch passes graphs on, to read the graphs; once per process."""
     module = sys.modules[GRAPHS_MODULE]
-    for name in _PASSED_BY:
+    for name in _COMPILE_FUNCTIONS:
         function = getattr(module, name, None)
         if function is not None:
-            setattr(module, name, _reading(function, is_backward=name == _PASSED_BY[-1]))
+            setattr(module, name, _reading(function, is_backward=name == _COMPILE_FUNCTIONS[-1]))
 
 
 def _missing() -> str:
-    """Return what this version of torch lacks; empty if it has all."""
-    module = sys.modules.get(GRAPHS_MODULE, sys.modules.get(_AROUND))
+    """Return a sentence about the first function that this version of torch lacks; empty if it has all."""
+    module = sys.modules.get(GRAPHS_MODULE, sys.modules.get(_IMPORTING_MODULE))
     if module is None:
         return ""
-    missing = [name for name in _PASSED_BY if not hasattr(module, name)]
+    missing = [name for name in _COMPILE_FUNCTIONS if not hasattr(module, name)]
     return f"torch {torch.__version__} does not pass graphs by {missing[0]}" if missing else ""
 
 
@@ -97,7 +97,7 @@ def _reading(function: Callable[..., Any], *, is_backward: bool) -> Callable[...
 
     def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
         thread = _threads.get()
-        # Inductor compiles patterns that it looks for within the program's compilation, without a context.
+        # During a program's compilation Inductor compiles search patterns too, without a context.
         if thread.work is None or TracingContext.try_get() is None:
             return function(graph, *args, **kwargs)
         owners: dict[str, Owner] = {}
@@ -105,7 +105,7 @@ def _reading(function: Callable[..., Any], *, is_backward: bool) -> Callable[...
             with unseen_by_modes():
                 _add_nodes(thread.work, owners, graph, is_backward=is_backward)
                 note_owners(owners, is_backward=is_backward)
-        except Exception as error:  # another version of torch notes something otherwise
+        except Exception as error:  # another version of torch has another `meta`
             if raised_by_handler(error):
                 raise
             thread.work.clear()
@@ -130,10 +130,10 @@ def _add_nodes(work: dict[InnerModule, list[int]], owners: dict[str, Owner], gra
 
 
 def _flops_of(node: Any, formulas: dict[str, Formula]) -> int:
-    """Return what a node costs; -1 if its shapes are not fixed, its formula fails, or it holds a graph of its own."""
+    """Return the FLOPs of a node; -1 if its shapes are not fixed, its formula fails, or it contains a graph."""
     target, positional = node.target, node.args
     if isinstance(target, HigherOrderOperator):
-        # An operator that keeps the state of random numbers runs another one, with the args behind it.
+        # An operator that saves the state of random numbers runs another operator, with the arguments after that.
         index = next((index for index, argument in enumerate(positional) if isinstance(argument, OpOverload)), None)
         if index is None:
             return _UNKNOWN

@@ -1,9 +1,9 @@
-"""Which modules' nodes each kernel of Inductor's runs, in the order in which a compiled graph calls them.
+"""The modules whose nodes each Inductor kernel runs, in the order in which a compiled graph calls the kernels.
 
-Inductor names the nodes of a kernel at each place where it writes a call of it; we note them there. They stay with what
-it compiled, and so in torch's caches. There they have the names of nodes: graphs of one key share these, while their
-modules may differ. For the FX graph cache these are names of AOTAutograd's graph, for AOTAutograd's cache names of the
-captured one.
+Inductor names the nodes of a kernel wherever it writes a call of the kernel; we note the nodes there. The notes stay
+with the compiled graph, and so in torch's caches. They hold names of nodes, not modules: graphs that share a cache key
+have the same names, but may have other modules. The FX graph cache needs the names in AOTAutograd's graph, and
+AOTAutograd's cache those in the captured graph.
 """
 
 import sys
@@ -21,55 +21,55 @@ from ..timeline.contents import FROM_CACHE
 from .unseen import unseen_by_modes
 
 InnerModule = tuple[str, str]
-"""Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""
+"""A module inside a compiled function: its source there (`L['self'].blocks.0`), and its class."""
 Owner = tuple[InnerModule, int]
-"""Whose a node is: its module, and the phase."""
+"""The owner of a node: its module, and the phase."""
 
 OF_NO_MODULE = "", ""
 FORWARD, BACKWARD, RECOMPUTE = range(3)
 
 _NAMING = "set_kernel_post_grad_provenance_tracing"
 _NAMING_MODULE = "torch._inductor.debug"
-_NAMED_IN = (_NAMING_MODULE, "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
+_NAMING_USERS = (_NAMING_MODULE, "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
 _WRITING_MODULE = "torch._inductor.scheduler"
 _GRAPH_MODULE = "torch._inductor.output_code"
-_KEPT = "modtrace_kernels"
-"""The attribute of a compiled graph that has its kernels."""
+_KERNELS_ATTRIBUTE = "modtrace_kernels"
+"""The attribute under which a compiled graph keeps its kernels."""
 
-_OF_CAPTURED = {"seq_nr", "source_fn_stack"}
-"""Notes of which each captured node has at least one, and no node that a pass makes has any."""
-_MOST_USERS, _DEPTH = 64, 32
+_CAPTURED_META_KEYS = {"seq_nr", "source_fn_stack"}
+"""Keys of `node.meta`: a captured node has at least one of them, a node that a compiler pass creates has none."""
+_MAX_USERS, _MAX_DEPTH = 64, 32
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
-_FOR_SHAPE = {"aten::avg_pool2d_backward", "aten::avg_pool3d_backward"}
-"""Operators that read of their second input its shape alone."""
+_SHAPE_READERS = {"aten::avg_pool2d_backward", "aten::avg_pool3d_backward"}
+"""Operators that read only the shape of their second input."""
 _VIEWS = ("aten::_unsafe_view", "aten::reshape", "<built-in function getitem>")
 
 
 def owner_of(node: Any, *, is_backward: bool) -> Owner:
-    """Return whose a node is, by what torch notes at it: the innermost module, and the phase."""
-    meta = _notes_at(node)
-    of_backward = meta.get("fwd_nn_module_stack")
-    stack = meta.get("nn_module_stack") or of_backward
-    source, kind = next(reversed(stack.values())) if stack else OF_NO_MODULE
+    """Return the owner of a node according to its `meta`: the innermost module, and the phase."""
+    meta = _meta_of(node)
+    forward_stack = meta.get("fwd_nn_module_stack")  # only nodes of backward have it
+    stack = meta.get("nn_module_stack") or forward_stack
+    source, module_class = next(reversed(stack.values())) if stack else OF_NO_MODULE
     phase = FORWARD
     if is_backward:
-        phase = BACKWARD if of_backward or meta.get("partitioner_tag") != "is_forward" else RECOMPUTE
-    return (str(source), getattr(kind, "__name__", str(kind))), phase
+        phase = BACKWARD if forward_stack or meta.get("partitioner_tag") != "is_forward" else RECOMPUTE
+    return (str(source), getattr(module_class, "__name__", str(module_class))), phase
 
 
-def _notes_at(node: Any) -> Mapping[str, Any]:
-    """Return torch's notes at a node. One that a pass of torch's made has those of the first that uses its results."""
-    using = [node]
-    for user in using:
-        if user.meta.get("nn_module_stack") or not _OF_CAPTURED.isdisjoint(user.meta):
+def _meta_of(node: Any) -> Mapping[str, Any]:
+    """Return the `meta` of a node; if a compiler pass made it, of the first captured node that uses its results."""
+    users = [node]
+    for user in users:
+        if user.meta.get("nn_module_stack") or not _CAPTURED_META_KEYS.isdisjoint(user.meta):
             return user.meta  # type: ignore[no-any-return]
-        if len(using) < _MOST_USERS:
-            using += [node_after for node_after in user.users if node_after not in using]
+        if len(users) < _MAX_USERS:
+            users += [next_user for next_user in user.users if next_user not in users]
     return node.meta  # type: ignore[no-any-return]
 
 
 def factors_of(node: Any) -> str:
-    """Return what a node multiplies as matrices, empty for other nodes: it stays if a sum becomes part of the node."""
+    """Return the operands of a matrix product as text (`a @ b`), or "". They survive if Inductor fuses a sum."""
     is_product = getattr(node.target, "overloadpacket", None) in _PRODUCTS
     return " @ ".join(str(factor) for factor in node.args[-2:]) if is_product else ""
 
@@ -77,17 +77,17 @@ def factors_of(node: Any) -> str:
 class GraphKernels(NamedTuple):
     """The kernels of one compiled graph."""
 
-    key: str  # by which a profile names its calls
-    # Of each call of a kernel its name, and for each module and phase the bytes of its nodes.
+    key: str  # cache key of the graph, by which a profile names its calls
+    # Each call of a kernel: its name, and for each module and phase the bytes of the nodes that it runs.
     kernels: tuple[tuple[str, tuple[tuple[Owner, int], ...]], ...] = ()
-    unknown: str = ""  # why they are not known; else empty
+    unknown: str = ""  # reason why the kernels are not known; empty if they are
 
 
 class KernelLog:
-    """The kernels of what is made of one captured graph: its backward is often compiled when that runs first.
+    """The kernels of the graphs made of one captured graph: the backward is often compiled when it first runs.
 
     Attributes:
-        made: those that are known.
+        made: the compiled graphs whose kernels are known so far.
     """
 
     def __init__(self) -> None:
@@ -95,28 +95,28 @@ class KernelLog:
         self._listeners: WeakMap[Any, dict[int, Callable[[Any], None]]] = WeakMap()
 
     def add(self, kernels: GraphKernels) -> None:
-        """Add those of one more graph, and tell it."""
+        """Add the kernels of one more graph, and call the listeners."""
         self.made.append(kernels)
-        for notes, listeners in [*self._listeners.items()]:
+        for owner, listeners in [*self._listeners.items()]:
             for listener in [*listeners.values()]:
-                listener(notes)
+                listener(owner)
 
-    def tell(self, notes: Any, key: int, listener: Callable[[Any], None]) -> None:
-        """Call `listener` with `notes` when there are more, as long as these live; a key has one listener."""
-        self._listeners[notes] = {**(self._listeners.get(notes) or {}), key: listener}
+    def add_listener(self, owner: Any, key: int, listener: Callable[[Any], None]) -> None:
+        """Call `listener` with `owner` whenever kernels are added, while `owner` lives; a key has one listener."""
+        self._listeners[owner] = {**(self._listeners.get(owner) or {}), key: listener}
 
 
 class _Graph:
     """A graph that is compiled now, or will be when its backward runs.
 
     Attributes:
-        log: where its kernels go.
-        captured: the module of each node of the graph that was captured, by name.
-        owners: whose each node is of what AOTAutograd made of that, by name; None before: what is compiled until then
-            comes from AOTAutograd's cache.
-        is_backward: whether it is of backward.
-        named: the kernels that were named since: each with its nodes: their names in both graphs, the phase, the bytes.
-        operator: the last one of them, if it is an operator that Inductor may name too.
+        log: receives its kernels.
+        captured: the module of each node of the captured graph, by the node's name.
+        owners: the owner of each node of AOTAutograd's graph, by the node's name. None before there is such a graph:
+            a graph that is compiled until then comes from AOTAutograd's cache.
+        is_backward: whether the graph is of backward.
+        kernels: the kernels named so far, with their nodes: the names in both graphs, the phase, the bytes.
+        operator: the last of the kernels, if it is an operator that Inductor may name too.
     """
 
     operator: Any = None
@@ -130,31 +130,31 @@ class _Graph:
         is_backward: bool = False,
     ) -> None:
         self.log, self.captured, self.owners, self.is_backward = log, captured, owners, is_backward
-        # What a pass of Inductor's makes goes by another node of its module, as does what the captured graph has not.
-        self.like = {owner: name for name, owner in (owners or {}).items()}
-        self.captured_like = {module: name for name, module in captured.items()}
-        self.named: list[tuple[str, tuple[tuple[str, str, int, int], ...]]] = []
+        # A node that one graph lacks, such as one made by a compiler pass, is named as another node of its module.
+        self.node_by_owner = {owner: name for name, owner in (owners or {}).items()}
+        self.captured_by_module = {module: name for name, module in captured.items()}
+        self.kernels: list[tuple[str, tuple[tuple[str, str, int, int], ...]]] = []
 
 
 _graphs: WeakMap[Any, _Graph | None] = WeakMap()
-"""By torch's context of what it compiles, which it keeps for backward; None: several wait for their backward there."""
+"""Graphs by torch's `TracingContext`, which torch keeps for backward; None: several graphs wait for their backward."""
 
 
 def note_kernels(captured: Any) -> KernelLog:
-    """Note the kernels of what is compiled next, of the graph that was captured. Returns where they go."""
+    """Note the kernels that are compiled next for a captured graph. Returns the log that receives them."""
     log = KernelLog()
     try:
         if (context := TracingContext.try_get()) is not None:
             modules = {node.name: owner_of(node, is_backward=False)[0] for node in captured.graph.nodes}
             _graphs[context] = _Graph(log, modules)
-    except Exception as error:  # another version of torch notes something otherwise
+    except Exception as error:  # another version of torch has another `meta`
         if raised_by_handler(error):
             raise
     return log
 
 
 def note_owners(owners: Mapping[str, Owner], *, is_backward: bool) -> None:
-    """Note whose each node is, by its name, of the graph of AOTAutograd's that is compiled next, or in backward."""
+    """Note the owner of each node, by its name, of AOTAutograd's graph that is compiled next, or for backward."""
     context, graph = TracingContext.try_get(), _graph()
     if context is not None and graph is not None:
         waits = graph.owners is not None and graph.is_backward
@@ -167,7 +167,7 @@ def _graph() -> _Graph | None:
 
 
 def watch_kernels() -> None:
-    """See what Inductor names and makes from now on, once per process."""
+    """Wrap the functions of Inductor that name kernels and make graphs, once per process."""
     call_after_import(_NAMING_MODULE, _watch_naming)
     call_after_import(_WRITING_MODULE, _watch_operators)
     call_after_import(_GRAPH_MODULE, _watch_graphs)
@@ -175,20 +175,20 @@ def watch_kernels() -> None:
 
 @cache
 def _watch_naming() -> None:
-    # What imports it later takes it from where it is defined.
+    # Modules that import it later take the wrapper from the module that defines it.
     naming = getattr(sys.modules[_NAMING_MODULE], _NAMING, None)
     if naming is not None:
-        noting = _before(naming, _name_kernel)
-        for module in map(sys.modules.get, _NAMED_IN):
+        wrapper = _calling_first(naming, _name_kernel)
+        for module in map(sys.modules.get, _NAMING_USERS):
             if module is not None and getattr(module, _NAMING, None) is naming:
-                setattr(module, _NAMING, noting)
+                setattr(module, _NAMING, wrapper)
 
 
 @cache
 def _watch_operators() -> None:
     scheduler: Any = getattr(sys.modules[_WRITING_MODULE], "Scheduler", None)
     if hasattr(scheduler, "codegen_extern_call"):
-        scheduler.codegen_extern_call = _before(scheduler.codegen_extern_call, _name_operator)
+        scheduler.codegen_extern_call = _calling_first(scheduler.codegen_extern_call, _name_operator)
 
 
 @cache
@@ -199,24 +199,25 @@ def _watch_graphs() -> None:
     init = graph.__init__
 
     @wraps(init)
-    def keep(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init_with_kernels(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         compiling = _graph()
         if compiling is not None and compiling.owners is not None and not _missing():
-            setattr(self, _KEPT, tuple(compiling.named))
+            setattr(self, _KERNELS_ATTRIBUTE, tuple(compiling.kernels))
 
-    graph.__init__ = keep
-    graph.post_compile = _before(graph.post_compile, _take_kernels)
+    graph.__init__ = init_with_kernels
+    graph.post_compile = _calling_first(graph.post_compile, _take_kernels)
 
 
 def _missing() -> str:
+    """Return a sentence about the function that this version of torch lacks; empty if it has it."""
     module = sys.modules.get(_NAMING_MODULE)
-    lacks = module is not None and not hasattr(module, _NAMING)
-    return f"torch {torch.__version__} does not name kernels by {_NAMING}" if lacks else ""
+    is_missing = module is not None and not hasattr(module, _NAMING)
+    return f"torch {torch.__version__} does not name kernels by {_NAMING}" if is_missing else ""
 
 
-def _before(function: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-    """Return a function that first notes what it is called with, while a graph is compiled that we see."""
+def _calling_first(function: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    """Return a function that calls `note` and then `function`, if a graph that we watch is compiled."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -225,7 +226,7 @@ def _before(function: Callable[..., Any], note: Callable[..., None]) -> Callable
             try:
                 with unseen_by_modes():
                     note(compiling, *args, **kwargs)
-            except Exception as error:  # another version of torch calls it with something else
+            except Exception as error:  # another version of torch passes other arguments
                 if raised_by_handler(error):
                     raise
         return function(*args, **kwargs)
@@ -234,7 +235,7 @@ def _before(function: Callable[..., Any], note: Callable[..., None]) -> Callable
 
 
 def _name_operator(graph: _Graph, _: Any, scheduled: Any) -> None:
-    """Name an operator that is called next: Inductor names none that write to what they are given."""
+    """Name the operator that is called next: Inductor does not name operators that write to their arguments."""
     operator = scheduled.node
     if name := getattr(operator, "python_kernel_name", None):
         _name_kernel(graph, operator, name)
@@ -243,27 +244,27 @@ def _name_operator(graph: _Graph, _: Any, scheduled: Any) -> None:
 
 def _name_kernel(graph: _Graph, schedule: Any, kernel_name: str, *_: Any, **__: Any) -> None:
     if schedule is graph.operator:
-        graph.named.pop()
+        graph.kernels.pop()
     graph.operator = None
     nodes = [node for node in _nodes_of(schedule) if node.op == "call_function"]
     if len(nodes) == 1 and isinstance(nodes[0].target, HigherOrderOperator):
-        # With the state of random numbers, as in a checkpoint: a profile has the operator that it runs.
-        inner = (argument for argument in nodes[0].args if isinstance(argument, OpOverload))
-        kernel_name = next((f"torch.ops.{operator}" for operator in inner), kernel_name)
+        # It sets the state of random numbers, as in a checkpoint. A profile shows the operator that it runs.
+        operators = (argument for argument in nodes[0].args if isinstance(argument, OpOverload))
+        kernel_name = next((f"torch.ops.{operator}" for operator in operators), kernel_name)
     nodes = [node for node in nodes if not _is_view(node)] or nodes
-    noted = []
+    node_notes = []
     for node in nodes:
         owners = graph.owners or {}
         owner = owners.get(factors_of(node)) or owner_of(node, is_backward=graph.is_backward)
-        name = node.name if owners.get(node.name) == owner else graph.like.get(owner, "")
-        noted.append((name, graph.captured_like.get(owner[0], ""), owner[1], _bytes_of(node)))
-    graph.named.append((kernel_name, tuple(noted)))
+        name = node.name if owners.get(node.name) == owner else graph.node_by_owner.get(owner, "")
+        node_notes.append((name, graph.captured_by_module.get(owner[0], ""), owner[1], _bytes_of(node)))
+    graph.kernels.append((kernel_name, tuple(node_notes)))
 
 
 def _take_kernels(graph: _Graph, compiled: Any, *_: Any, **__: Any) -> None:
-    key, kept = str(getattr(compiled, "_fx_graph_cache_key", None)), getattr(compiled, _KEPT, None)
+    key, kernel_notes = str(getattr(compiled, "_fx_graph_cache_key", None)), getattr(compiled, _KERNELS_ATTRIBUTE, None)
     kernels = []
-    for name, nodes in kept or ():
+    for name, nodes in kernel_notes or ():
         parts: dict[Owner, int] = {}
         for node, captured, phase, nbytes in nodes:
             module = graph.captured.get(captured, OF_NO_MODULE)
@@ -273,71 +274,73 @@ def _take_kernels(graph: _Graph, compiled: Any, *_: Any, **__: Any) -> None:
     context = TracingContext.try_get()
     if context is not None and graph.owners is not None:
         _graphs[context] = _Graph(graph.log, graph.captured, is_backward=graph.is_backward)
-    graph.log.add(GraphKernels(key, tuple(kernels), (_missing() or FROM_CACHE) if kept is None else ""))
+    graph.log.add(GraphKernels(key, tuple(kernels), (_missing() or FROM_CACHE) if kernel_notes is None else ""))
 
 
 def _nodes_of(schedule: Any) -> Iterable[Any]:
-    """Return the FX nodes of a kernel: those of its parts, or the one that an operator runs."""
+    """Return the FX nodes of a kernel: the nodes of its parts, or the node of an operator."""
     if not isinstance(schedule, (list, tuple)):
         if (origin := getattr(schedule, "origin_node", None)) is not None:
             return [origin]
-        # One with several results is said to be of what made its inputs too.
-        of_operator = [node for node in schedule.origins if node.target is getattr(schedule, "op_overload", None)]
-        return of_operator or sorted(schedule.origins)[-1:]
+        # The origins of an operator with several results include the nodes that made its inputs.
+        operator_nodes = [node for node in schedule.origins if node.target is getattr(schedule, "op_overload", None)]
+        return operator_nodes or sorted(schedule.origins)[-1:]
     parts = [part for item in schedule if hasattr(item, "get_nodes") for part in item.get_nodes()]
     nodes: dict[Any, None] = {}
     for part in parts:
         if part.node is not None:
             computed = _computed_by(part)
             if all(node.op == "placeholder" for node in computed):
-                # As a weight that is laid out otherwise for them.
+                # The part changes the layout of a weight, for the nodes that use it.
                 computed = [user for node in computed for user in node.users]
             nodes |= dict.fromkeys(computed)
     return nodes
 
 
 def _computed_by(part: Any) -> list[Any]:
-    """Return the nodes that a part of a kernel computes. Inductor says it is of some that made what it reads too."""
+    """Return the nodes that a part of a kernel computes. Inductor lists some nodes that made its inputs too."""
     origins, is_input = dict.fromkeys(sorted(part.node.origins)), dict[Any, bool]()
     reads = {dependency.name for dependency in part.read_writes.reads}
     buffers = [part.scheduler.name_to_buf[name].node for name in reads if name in part.scheduler.name_to_buf]
     makers = {max(buffer.origins) for buffer in buffers if getattr(buffer, "origins", ())}
 
     def inputs(node: Any) -> Iterable[Any]:
-        for used in _read_by(node):
-            # What Inductor has no code for, such as an item of several results, is its only input.
-            while used not in origins and used not in makers and len(only_input := _read_by(used)) == 1:
-                (used,) = only_input
-            yield used
+        for source in _read_by(node):
+            # A node without code, such as an item of several results, counts as its only input.
+            while source not in origins and source not in makers and len(only_input := _read_by(source)) == 1:
+                (source,) = only_input
+            yield source
 
-    def is_given(node: Any, depth: int = 0) -> bool:
+    def needs_inputs_only(node: Any, depth: int = 0) -> bool:
         if node not in is_input:
             is_input[node] = node in makers or node.name in reads
-            if node.op == "call_function" and not is_input[node] and depth < _DEPTH:
-                is_input[node] = all(is_given(used, depth + 1) for used in _read_by(node))
+            if node.op == "call_function" and not is_input[node] and depth < _MAX_DEPTH:
+                is_input[node] = all(needs_inputs_only(source, depth + 1) for source in _read_by(node))
         return is_input[node]
 
     for node in origins:  # in order, so that depth stays small
-        is_given(node)
+        needs_inputs_only(node)
     computed = [*origins][-1:]
     for node in computed:
-        # Constants are of all who need the same.
+        # Nodes without inputs are constants, which several kernels share.
         computed += [
-            used
-            for used in inputs(node)
-            if used in origins and is_input[used] and used not in makers and used not in computed and _read_by(used)
+            source
+            for source in inputs(node)
+            if source in origins
+            and is_input[source]
+            and source not in makers
+            and source not in computed
+            and _read_by(source)
         ]
     return computed
 
 
 def _read_by(node: Any) -> list[Any]:
-    """Return what a node reads the values of: no sizes, nor what it takes for its shape."""
-    unread = node.args[1] if _name_of(node) in _FOR_SHAPE else None
-    return [
-        used
-        for used in node.all_input_nodes
-        if used is not unread and not isinstance(used.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat))
-    ]
+    """Return the nodes whose values a node reads, without sizes and without inputs of which it reads only the shape."""
+    shape_input = node.args[1] if _name_of(node) in _SHAPE_READERS else None
+    numbers = (int, float, torch.SymInt, torch.SymFloat)
+    inputs = [source for source in node.all_input_nodes if source is not shape_input]
+    return [source for source in inputs if not isinstance(source.meta.get("val"), numbers)]
 
 
 def _is_view(node: Any) -> bool:
@@ -349,7 +352,7 @@ def _name_of(node: Any) -> str:
 
 
 def _bytes_of(node: Any) -> int:
-    """Return how many bytes a node reads and writes by itself; shapes that vary count as nothing."""
+    """Return the number of bytes that a node reads and writes by itself; tensors of dynamic shapes count 0."""
     values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
     tensors = [part for value in values for part in (value if isinstance(value, (tuple, list)) else [value])]
     total = 0

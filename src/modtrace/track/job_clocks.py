@@ -1,7 +1,7 @@
-"""Measures this host's clock against the others of the job while a recording runs.
+"""Measures this host's clock against other clocks of the job while a recording runs.
 
-One process per clock does it, the first that comes. Through the job's store it finds the process of the parent clock,
-and asks it over TCP by pings: at the start, every minute, and at the stop. A process without children never listens.
+The first process of each clock measures. Through the job's store it finds the process of the parent clock, and sends
+pings to it over TCP: at the start, every minute, and at the stop. A process without children never listens.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class JobClocks:
     def __init__(self, names: NameTable, clock: str | None = None) -> None:
         self._names = names
         self._clock = clock or clock_id()
-        # Of C: an interrupt inside of threading.Event leaves its lock taken, and who sets it next waits for ever.
+        # A queue in C: after an interrupt inside threading.Event, its lock stays acquired, and `set` waits for ever.
         self._stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._server: PingServer | None = None
@@ -48,8 +48,8 @@ class JobClocks:
         self._parent = ""
 
     def start(self) -> None:
-        """Note which clock this is, and begin where the process is one of a distributed job."""
-        # On a full disk the next event says so.
+        """Write the id of the clock, and start to measure if the process belongs to a distributed job."""
+        # If the disk is full, the next event reports it.
         with contextlib.suppress(OSError):
             self._names.note({"kind": "clock", "clock": self._clock})
         if torch.distributed.is_available() and world_size_in(os.environ) > 1:
@@ -58,15 +58,15 @@ class JobClocks:
             self._thread.start()
 
     def stop(self) -> None:
-        """Read the parent's clock a last time, and end; afterwards nothing listens."""
+        """Read the parent's clock a last time, and stop listening."""
         self._stopped.put(None)
         thread, self._thread = self._thread, None
-        # A thread that an interrupt kept from being started is not waited for.
+        # A thread that was not started because of an interrupt is not alive.
         if thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_STOP_TIMEOUT_S)
 
     def after_fork(self) -> None:
-        """End in a forked child, where the threads do not exist and the connections are its parent's."""
+        """Stop in a forked child, in which the threads do not exist, and the connections belong to the parent."""
         self._thread = None
         if self._server is not None:
             self._server.close_sockets()
@@ -87,12 +87,12 @@ class JobClocks:
             _log.info("the clocks of the job are not measured any more: %s", error)
 
     def measure(self, store: Any, prefix: str, number: int) -> None:
-        """Read the parent's clock when it is due, and answer children once there are some, until `stop`; 0 has none."""
+        """Read the parent's clock when it is due, and answer children, until `stop`; the clock 0 has no parent."""
         try:
             parent = parent_number(number)
             if parent is not None:
                 store.add(f"{prefix}/{parent}/children", 1)
-            due = time.monotonic()
+            due_s = time.monotonic()
             for poll in itertools.count():
                 if self._server is None and store.check([f"{prefix}/{number}/children"]):
                     self._server = PingServer(_job_host())
@@ -102,14 +102,14 @@ class JobClocks:
                     contact = json.loads(store.get(f"{prefix}/{parent}/address"))
                     self._parent = contact["clock"]
                     self._client = PingClient(tuple(contact["address"]), contact["token"])
-                if self._client is not None and time.monotonic() >= due:
-                    due = time.monotonic() + INTERVAL_S
+                if self._client is not None and time.monotonic() >= due_s:
+                    due_s = time.monotonic() + INTERVAL_S
                     self._read()
-                searching = self._server is None or (parent is not None and self._client is None)
-                pause = _pause_s(poll) if searching else INTERVAL_S
+                is_searching = self._server is None or (parent is not None and self._client is None)
+                pause_s = _pause_s(poll) if is_searching else INTERVAL_S
                 if self._client is not None:
-                    pause = min(pause, max(due - time.monotonic(), 0.0))
-                if self._is_stopped_within(pause):
+                    pause_s = min(pause_s, max(due_s - time.monotonic(), 0.0))
+                if self._is_stopped_within(pause_s):
                     break
             self._read()
         finally:
@@ -119,7 +119,7 @@ class JobClocks:
                 self._server.close()
 
     def _is_stopped_within(self, seconds: float) -> bool:
-        """Wait for `stop`, for so long at most, and return whether it was called; after that no one asks again."""
+        """Wait up to `seconds` for `stop`, and return whether it was called; do not call this again after True."""
         try:
             self._stopped.get(timeout=seconds)
         except queue.Empty:
@@ -127,13 +127,13 @@ class JobClocks:
         return True
 
     def _read(self) -> None:
-        """Read the parent's clock once; where it is gone, the readings so far stay."""
+        """Read the parent's clock once."""
         if self._client is None:
             return
         try:
             reading = self._client.read()
         except ValueError:
-            return  # a clock jumped; the next reading tells the truth again
+            return  # a clock jumped; the next reading is right again
         self._names.note(measurement_record(Measurement(self._clock, self._parent, reading)))
 
 
@@ -142,7 +142,7 @@ def _pause_s(poll: int) -> float:
 
 
 def _own_connection(store: Any) -> Any:
-    """Return a connection of our own to the job's store, if there is one, so that no other thread waits for ours."""
+    """Return a separate connection to the job's store, if possible, so that other threads do not wait for ours."""
     try:
         return store.clone()
     except (AttributeError, NotImplementedError, RuntimeError):
@@ -150,7 +150,7 @@ def _own_connection(store: Any) -> Any:
 
 
 def _job_host() -> str:
-    """Return the address of this host that the others of the job reach it by; loopback where all are on one."""
+    """Return the address by which other hosts of the job reach this host; loopback if there is only one host."""
     master = os.environ.get("MASTER_ADDR")
     if not master:
         return "127.0.0.1"
@@ -162,10 +162,10 @@ def _job_host() -> str:
 
 TOKEN_BYTES = 32
 PINGS = 64
-"""How many pings one reading takes."""
+"""Number of pings in a reading."""
 
-_BEST_PART = 8
-"""One of so many pings has a round trip that is short enough to count."""
+_PINGS_PER_BEST = 8
+"""One in this many pings, those with the shortest round trips, counts for the median."""
 _TIME = struct.Struct("<q")
 _CONNECT_TIMEOUT_S = 2.0
 _ANSWER_TIMEOUT_S = 1.0
@@ -175,31 +175,31 @@ Clock = Callable[[], int]
 
 
 class Ping(NamedTuple):
-    """One question to another clock."""
+    """One request to another clock, and its answer."""
 
-    sent_ns: int  # own monotonic nanoseconds just before it was sent
-    remote_ns: int  # what the other clock showed between its arrival and the answer
-    received_ns: int  # own monotonic nanoseconds just after the answer came
+    sent_ns: int  # own clock just before the request was sent
+    remote_ns: int  # the other clock, between the request's arrival and the answer
+    received_ns: int  # own clock just after the answer came
 
 
 def estimate_offset(pings: Sequence[Ping]) -> Reading:
-    """Return the median offset of the eighth with the least round trips.
+    """Return the median offset of the eighth of the pings with the shortest round trips.
 
-    The other clock was read between sending and receiving, so each ping is a range that holds the true offset. The
-    bound comes from the intersection of all. Meanwhile the clocks drift apart by at most `MAX_RATE`.
+    The other clock was read between sending and receiving, so each ping gives a range that contains the true offset.
+    The bound comes from the intersection of all ranges, if the clocks drift apart by at most `MAX_RATE`.
     Raises ValueError if there are no pings, or a clock jumped.
     """
     if not pings:
         raise ValueError("an offset needs at least one ping")
     first = pings[0].sent_ns
-    # Relative to the first, so that all fits a double.
+    # Relative to the first ping, so that all values fit a double.
     sent, remote, received = np.array([(p.sent_ns - first, p.remote_ns, p.received_ns - first) for p in pings]).T
     if np.any(received < sent):
         raise ValueError("a ping was answered before it was sent: the clock jumped")
     base = int(remote[0])
     remote = remote - base
     round_trip = received - sent
-    best = np.argsort(round_trip, kind="stable")[: max(1, len(pings) // _BEST_PART)]
+    best = np.argsort(round_trip, kind="stable")[: max(1, len(pings) // _PINGS_PER_BEST)]
     middle = (sent + received) / 2
     time = float(np.median(middle[best]))
     offset = float(np.median((remote - middle)[best]))
@@ -213,10 +213,10 @@ def estimate_offset(pings: Sequence[Ping]) -> Reading:
 
 
 class PingServer:
-    """Answers with its clock, on a thread of its own, whoever knows its token; raises OSError if it cannot listen."""
+    """Sends its clock, from its own thread, to each client with its token; raises OSError if it cannot listen."""
 
     def __init__(self, host: str, clock: Clock = time.monotonic_ns) -> None:
-        self.token = secrets.token_hex(TOKEN_BYTES // 2)  # what a client asks with, as hexadecimal digits
+        self.token = secrets.token_hex(TOKEN_BYTES // 2)  # the request of a client, in hexadecimal digits
         self._clock = clock
         self._socket = socket.create_server((host, 0), backlog=_MAX_CONNECTIONS)
         self._socket.setblocking(False)
@@ -230,13 +230,13 @@ class PingServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and answering; both have ended when it returns."""
+        """Stop listening and answering, before it returns."""
         self._wake_write.send(b"\0")
         self._thread.join()
         self.close_sockets()
 
     def close_sockets(self) -> None:
-        """Close its sockets in a forked child, which does not have its thread."""
+        """Close the sockets; a forked child, which has no thread of the server, calls this too."""
         for connection in [*self._connections, self._socket, self._wake_read, self._wake_write]:
             connection.close()
         self._selector.close()
@@ -263,7 +263,7 @@ class PingServer:
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            # 32 bytes come in one piece, as they were sent.
+            # 32 bytes arrive in one piece, like they were sent.
             if hmac.compare_digest(connection.recv(TOKEN_BYTES), self.token.encode()):
                 connection.send(_TIME.pack(self._clock()))
                 return
@@ -284,7 +284,7 @@ class PingClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self, pings: int = PINGS) -> Reading:
-        """Ask for the other clock some times, and return how far it is ahead."""
+        """Send `pings` requests, and return the offset of the other clock."""
         return estimate_offset([self._ping() for _ in range(pings)])
 
     def close(self) -> None:

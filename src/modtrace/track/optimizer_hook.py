@@ -1,8 +1,8 @@
-"""Where optimizers step: what torch calls after each step, and what replaces it in compiled code.
+"""The ends of optimizer steps: the hook that torch calls after each step, and frames of compiled steps.
 
-torch.compile traces the hooks of an optimizer that it compiles, so nothing of them is left to run but guards on them.
-So ours is there only where others are, to be told after those. Most optimizers keep their own step out of what calls
-it, by graph breaks: then torch's wrapper around `step` is on the stack where what was compiled of the step runs.
+torch.compile traces the hooks of an optimizer that it compiles, so that only guards on them are left to run. So our
+hook is registered only if others are, to run after them. Most optimizers break the graph at their own step: torch's
+wrapper around `step` is then on the stack while the compiled parts of the step run.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from torch.optim import optimizer as torch_optimizer
 from .._interrupts import raised_by_handler
 from .unseen import hide_wrapper, skip_all, skip_frame
 
-# The same name and the same function for good: torch.compile compiles what it met again where these change.
+# The name and the function never change: torch.compile would compile known code again if they did.
 _NAME: Any = "modtrace"
 _WRAPPER: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
-"""The code that torch puts around the `step` of each class of optimizers, and that calls the hooks."""
+"""The code of torch's wrapper around the `step` of each optimizer class, which calls the hooks."""
 
 _log = logging.getLogger("modtrace")
 _listeners: list[Callable[[Optimizer], None]] = []
 _torch_hooks: dict[int, Mapping[Any, Callable[..., object]]] = {}
-"""The dictionaries that were in the place of ours, by id, which still hold what was registered before."""
+"""The dictionaries that ours replaced, by id; they still hold the hooks that were registered before."""
 
 
 def _hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -36,28 +36,28 @@ def _hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for hook in tuple(hooks.values()):
             hook(optimizer, args, kwargs)
     if not is_compiling():
-        _tell(optimizer)
+        _notify(optimizer)
 
 
 skip_frame(_hook)
 
 
 @skip_all
-def _tell(optimizer: Optimizer) -> None:
+def _notify(optimizer: Optimizer) -> None:
     for listener in tuple(_listeners):
         if not call_listener(listener, optimizer):
             remove_step_hook(listener)
 
 
 @skip_all
-def tell_own_step(optimizer: Any) -> None:
-    """Call the listeners after a step of an optimizer that does not derive from torch's; torch calls them for those."""
+def report_own_step(optimizer: Any) -> None:
+    """Call the listeners after a step of an optimizer that does not derive from torch's: torch's hooks miss it."""
     if not is_of_torch(optimizer):
-        _tell(optimizer)
+        _notify(optimizer)
 
 
 def is_of_torch(optimizer: object) -> bool:
-    """Whether it is an optimizer of torch's or derives from one; nothing of the user's is asked."""
+    """Return whether an object is an instance of torch's `Optimizer`, without running code of the user's."""
     return issubclass(type(optimizer), Optimizer)
 
 
@@ -74,7 +74,7 @@ def remove_step_hook(listener: Callable[[Optimizer], None]) -> None:
 
 
 def call_listener(listener: Callable[..., None], *arguments: object) -> bool:
-    """Call a listener after a step. Log its error, which must not reach the user's step, and return False then."""
+    """Call a listener after a step. If it raises, log the error, which must not reach the user's step: return False."""
     try:
         listener(*arguments)
     except Exception as error:
@@ -93,23 +93,23 @@ def _optimizer_step_code(self: Optimizer) -> None:
     _STEP_CODE(self)
     hooks = torch_optimizer._global_optimizer_post_hooks
     if not hooks and not self._optimizer_step_post_hooks:
-        _tell(self)
+        _notify(self)
     elif _NAME not in hooks:
-        # Any thread may be calling the hooks that are there, and torch raises into its step where their dictionary
-        # changes meanwhile. So another one takes its place, and our hook calls what is in the old one: from there
-        # the users' handles still remove it.
+        # Any thread may be iterating over the dictionary of hooks, and torch raises in its step if the dictionary
+        # changes meanwhile. So a new dictionary replaces it. Our hook calls the hooks in the old one, from which
+        # the users' handles still remove them.
         _torch_hooks[id(hooks)] = hooks
         torch_optimizer._global_optimizer_post_hooks = OrderedDict({_NAME: _hook})
 
 
 @cache
 def _install() -> None:
-    """Wrap what torch calls after each step, before the hooks, for its profiler; once per process."""
+    """Wrap the function that torch calls after each step, before the hooks, for its profiler; once per process."""
     Optimizer._optimizer_step_code = hide_wrapper(_optimizer_step_code, _STEP_CODE)  # type: ignore[method-assign]
 
 
 def step_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of torch's wrapper around `step`, compiled or not, from `frame` outwards."""
+    """Return the frames of torch's wrapper around `step`, compiled or not, from `frame` outward."""
     line, file, name = _WRAPPER.co_firstlineno, _WRAPPER.co_filename, _WRAPPER.co_name
     frames = []
     while frame is not None:
@@ -121,5 +121,5 @@ def step_frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def is_compiled_step(step_frame: FrameType) -> bool:
-    """Whether a frame of `step_frames` runs what torch.compile made of it, and so no hooks."""
+    """Return whether a frame of `step_frames` runs compiled code, which calls no hooks."""
     return step_frame.f_code is not _WRAPPER

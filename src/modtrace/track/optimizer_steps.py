@@ -1,4 +1,4 @@
-"""Training steps: one ends where an optimizer steps, so that no program has to mark them."""
+"""Training steps, which end when an optimizer steps, so that no program has to mark them."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from .greenlets import PerGreenlet
 from .optimizer_hook import add_step_hook, is_compiled_step, is_of_torch, remove_step_hook, step_frames
 from .unseen import class_name, skip_all, unseen_by_modes, weakref_offset
 
-_MANY = 8
-"""How many optimizers are many: programs with several models have up to 6."""
+_MIN_MANY = 8
+"""Minimum number of optimizers that counts as many: programs with several models have up to 6."""
 
 
 class OptimizerSteps:
-    """Finds which training step each optimizer step belongs to.
+    """Finds the training step of each optimizer step.
 
-    Each thread has training steps of its own; their numbers run over all threads, in the order in which steps begin. A
-    training step lasts until one of its optimizers steps again, or another one does for the same parameters. So
-    gradients accumulated over several backward passes are one step, and the two optimizers of a GAN share one. If one
-    optimizer steps five times as often as another, each of its steps is one, and the other's belongs to the last.
+    Each thread has its own training steps; their numbers run over all threads, in the order in which steps start. A
+    training step lasts until one of its optimizers steps again, or another optimizer of the same parameters does. So
+    gradients accumulated over several backward passes are one step, and the two optimizers of a GAN share a step. If
+    one optimizer steps five times as often as another, each of its steps is a training step; the other's step belongs
+    to the last of the five.
 
     Two optimizer steps share a training step if nothing was computed between them. Otherwise an optimizer that has not
     stepped yet in this training step belongs to it in three cases:
 
-    - Another optimizer that stepped in the step before is still missing (in the first step: any other optimizer).
-    - It stepped before, and did not begin that step.
-    - Its loss gave gradients to an optimizer of this step too, or that one is frozen meanwhile. So a generator that
-      steps after several steps of its critic belongs to the last, and a second training that follows does not.
+    - Another optimizer of the previous step has not stepped yet in this step (in the first step: any other optimizer).
+    - The optimizer stepped in an earlier training step, and did not start that step.
+    - Its loss gave gradients to an optimizer of this step too, or an optimizer of this step is frozen by now. So a
+      generator's step after several steps of its critic belongs to the last of those; a second training does not.
 
     An optimizer that is not torch's counts if torch has none when it first steps: each call of its `step` is a training
-    step. An optimizer that another one steps inside its own `step` does not count. Optimizers are told apart by their
-    first parameters.
+    step. An optimizer that another optimizer steps inside its own `step` does not count. Optimizers are identified by
+    their first parameters.
 
     Args:
-        on_step: called after each optimizer step that counts. It gets the number of the training step, from 0, and
-            whether that is complete, as far as can be told now. Where torch.compile has made several parts of an
-            optimizer's step, it is called after each, with the same.
-        on_first_step: called before that when an optimizer steps first in a thread, with its `describe_optimizer`. It
-            is called again with the 8th, 16th, 32nd … optimizer that steps, also of how many, see `OPTIMIZERS`.
+        on_step: called after each optimizer step that counts, with the number of the training step, from 0, and whether
+            that step seems complete. If torch.compile has split an optimizer's step, `on_step` is called after each
+            part, with the same number.
+        on_first_step: called before `on_step` with `describe_optimizer`, at an optimizer's first step in a thread. At
+            the 8th, 16th, 32nd … optimizer it also gets the number of optimizers, see `OPTIMIZERS`.
     """
 
     def __init__(
@@ -60,21 +61,20 @@ class OptimizerSteps:
         on_first_step: Callable[[dict[str, object]], None] = lambda _description: None,
     ) -> None:
         self._on_step, self._on_first_step = on_step, on_first_step
-        self.regions = CompiledRegions(self._after_region)  # what torch.compile made, watched as long as this runs
-        # How many training steps have ended so far, as far as can be told: one that was not known to be complete ends
-        # when its thread begins the next one.
+        self.regions = CompiledRegions(self._after_region)  # watched as long as this runs
+        # Number of training steps that have ended: complete ones, and incomplete ones after which a next step started.
         self.ended = 0
         self._numbers = itertools.count()
         self._counting = Exclusive()
         self._steps = PerGreenlet(_Step)
-        # The keys of other optimizers that were there at the first optimizer step, and whether each has stepped since.
+        # The keys of other optimizers that existed at the first optimizer step, and whether each has stepped since.
         self._present: WeakMap[object, bool] | None = None
         self._seen: WeakMap[object, bool] = WeakMap()  # optimizers that stepped, and their keys
-        self._stepped = self._keys = 0  # how many there were of each
-        self._counts_own: bool | None = None
+        self._optimizer_count = self._key_count = 0  # numbers of optimizers and of keys in `_seen`
+        self._counts_foreign: bool | None = None
 
     def start(self) -> None:
-        """Begin to count steps."""
+        """Start to count steps."""
         _watch_optimizers()
         add_step_hook(self._after_step)
         self.regions.start()
@@ -86,35 +86,35 @@ class OptimizerSteps:
         self.regions.stop()
 
     def _after_step(self, optimizer: Any) -> None:
-        of_torch = is_of_torch(optimizer)
-        if not of_torch and not self._counts(optimizer):
+        is_torch = is_of_torch(optimizer)
+        if not is_torch and not self._counts(optimizer):
             return
         frames = step_frames(sys._getframe(1))
-        # More frames than its own: another optimizer steps this one.
-        if len(frames) <= of_torch and not any(type(frame.f_trace) is _Counted for frame in frames):
+        # If there are more frames than its own, another optimizer steps this one.
+        if len(frames) <= is_torch and not any(type(frame.f_trace) is _Counted for frame in frames):
             self._count(optimizer)
 
     def _counts(self, optimizer: object) -> bool:
-        """Whether steps of optimizers that are not torch's count: not where they may wrap one, and step more often."""
-        if self._counts_own is None:
-            self._counts_own = self._present is None and not [*_find_others(None)]
-        # Slots without `__weakref__` let nothing follow an object.
-        return self._counts_own and weakref_offset(type(optimizer)) != 0
+        """Return whether steps of a foreign optimizer count: not if it may wrap one of torch's and step more often."""
+        if self._counts_foreign is None:
+            self._counts_foreign = self._present is None and not [*_find_others(None)]
+        # There are no weak references to objects with slots but without `__weakref__`.
+        return self._counts_foreign and weakref_offset(type(optimizer)) != 0
 
     def _after_region(self, caller: FrameType) -> None:
-        """Count a step of which a compiled region, which this frame called, is a part."""
+        """Count the optimizer step that contains a compiled region, which the frame `caller` called."""
         frames = step_frames(caller)
         if not frames or not is_compiled_step(frame := frames[-1]):
             return
-        # It counts after its first part. After each later part, its end moves there.
-        first = next(iter(frame.f_locals.get("args") or ()), None)
+        # The step counts after its first part. Each later part moves its end.
+        optimizer = next(iter(frame.f_locals.get("args") or ()), None)
         if type(frame.f_trace) is _Counted:
             step = self._steps.get()
             self._on_step(step.number, self._is_complete(step))
-        elif frame.f_trace is None and is_of_torch(first):
-            # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
+        elif frame.f_trace is None and is_of_torch(optimizer):
+            # A mark that lives as long as the frame; it is called only while a debugger traces the thread.
             frame.f_trace = _Counted()
-            self._count(cast("Optimizer", first))
+            self._count(cast("Optimizer", optimizer))
 
     def _count(self, optimizer: Optimizer) -> None:
         """Find the training step that this step of an optimizer belongs to, and report it."""
@@ -125,27 +125,27 @@ class OptimizerSteps:
             self._present[key] = True
         sequence, step.sequence = step.sequence, torch._C._autograd._get_sequence_nr()
         computed = sequence != step.sequence
-        gone = computed and step.last() is None and step.number >= 0
-        begins = gone or key in step or not self._joins(step, key, computed, was_present)
-        if begins:
+        is_last_gone = computed and step.last() is None and step.number >= 0
+        starts_step = is_last_gone or key in step or not self._joins(step, key, computed, was_present)
+        if starts_step:
             if not computed and (last_key := step.last_key()) is not None:
-                # That one has begun, one step early, what this one goes on with.
-                step.begins[last_key] = True
-            step.missing = None if gone or step.begins.get(key) is None else set(step.members)
+                # The last optimizer started, one step early, the step that this optimizer continues.
+                step.starts[last_key] = True
+            step.missing = None if is_last_gone or step.starts.get(key) is None else set(step.members)
             step.members = {}
             self._end(step)
             step.ended = False
             step.number = next(self._numbers)
-        if step.begins.get(key) is None:
+        if step.starts.get(key) is None:
             self._on_first_step(describe_optimizer(optimizer))
         if self._seen.get(optimizer) is None:
-            self._keys += self._seen.get(key) is None
-            self._stepped += 1
+            self._key_count += self._seen.get(key) is None
+            self._optimizer_count += 1
             self._seen[key] = self._seen[optimizer] = True
-            if self._stepped >= _MANY and self._stepped & (self._stepped - 1) == 0:
-                of_many = {"stepped": self._stepped, "first_tensors": self._keys}
-                self._on_first_step(describe_optimizer(optimizer) | of_many)
-        step.begins[key] = begins
+            if self._optimizer_count >= _MIN_MANY and self._optimizer_count & (self._optimizer_count - 1) == 0:
+                counts = {"stepped": self._optimizer_count, "first_tensors": self._key_count}
+                self._on_first_step(describe_optimizer(optimizer) | counts)
+        step.starts[key] = starts_step
         step.members[id(key)] = _Member.of(key)
         step.last, step.last_key = weakref.ref(optimizer), weakref.ref(key)
         if step.missing is not None:
@@ -156,18 +156,18 @@ class OptimizerSteps:
         self._on_step(step.number, complete)
 
     def _joins(self, step: _Step, key: object, computed: bool, was_present: bool) -> bool:
-        """Whether an optimizer that has not stepped yet in its thread's step belongs to it."""
+        """Return whether an optimizer that has not stepped yet in its thread's step belongs to that step."""
         if step.number < 0:
             return False
         if not computed or not self._is_complete(step):
             return True
-        begins = step.begins.get(key)
-        if begins is not None:
-            return not begins
+        started_step = step.starts.get(key)
+        if started_step is not None:
+            return not started_step
         return (was_present or step.missing is None) and any(map(_Member.is_used, step.members.values()))
 
     def _is_complete(self, step: _Step) -> bool:
-        """Whether all have stepped that did in the step before; if that is not known, all that there were."""
+        """Return whether all optimizers of the previous step have stepped; if they are not known, all that existed."""
         if step.missing is not None:
             return not step.missing
         return self._present is None or all(has_stepped for _, has_stepped in self._present.items())
@@ -182,9 +182,9 @@ class OptimizerSteps:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
-    """Return its `class`, how many `tensors` it updates, `how` (`fused`, `foreach`, `one by one`), `hooks`, `groups`.
+    """Return `class`, number of `tensors`, `how` (`fused`, `foreach`, `one by one`), `hooks` and `groups`.
 
-    What an optimizer of another kind does not have is left out, and that it has one group.
+    Values that an optimizer of another library lacks are left out, and `groups` if there is only one group.
     """
     description: dict[str, object] = {"class": class_name(type(optimizer))}
     with contextlib.suppress(AttributeError, KeyError, TypeError, StopIteration), unseen_by_modes():
@@ -195,7 +195,7 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
         description["hooks"] = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
         fused, foreach = (any(group[option] for group in groups) for option in ("fused", "foreach"))
         by_default = all(group["foreach"] is None for group in groups)
-        # What torch chooses if nothing is description: foreach on a GPU.
+        # torch's default if neither option is given: foreach on a GPU.
         on_gpu = by_default and next(iter(groups[0]["params"])).device.type != "cpu"
         one_by_one = "one by one" if by_default else "one by one (foreach=False)"
         description["how"] = "fused" if fused else "foreach" if foreach or on_gpu else one_by_one
@@ -203,10 +203,10 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
 
 
 def ids_of_parameters() -> set[int]:
-    """Return the `id()` of what the optimizers of torch that are alive update."""
+    """Return the `id()` of each parameter that a living optimizer of torch updates."""
     ids = set[int]()
     for optimizer in _alive:
-        with contextlib.suppress(AttributeError, KeyError, TypeError):  # of a class of the user's
+        with contextlib.suppress(AttributeError, KeyError, TypeError):  # a user's class may hold anything
             ids.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     return ids
 
@@ -216,12 +216,12 @@ class _Step:
 
     def __init__(self) -> None:
         self.number = -1  # -1 before the first
-        self.ended = True  # whether it is counted
+        self.ended = True  # whether the step is counted in `OptimizerSteps.ended`
         self.members: dict[int, _Member] = {}  # the optimizers that stepped in it, by `id()` of their keys
-        # Those that stepped in the step before and not in this one; None if nothing is known of that.
+        # Members of the previous step that have not stepped in this one, by `id()`; None if they are not known.
         self.missing: set[int] | None = None
-        self.begins: WeakMap[object, bool] = WeakMap()  # whether each began the step that it stepped in last
-        # The optimizer that stepped last, None if it is gone, its key, and the number of the next autograd node then.
+        self.starts: WeakMap[object, bool] = WeakMap()  # whether each optimizer started its last training step
+        # The optimizer that stepped last (None if it is gone), its key, and the sequence number of the next node then.
         self.last: Callable[[], Optimizer | None] = lambda: None
         self.last_key: Callable[[], object] = lambda: None
         self.sequence = -1
@@ -234,13 +234,13 @@ class _Step:
 class _Member(NamedTuple):
     """An optimizer that stepped in a step."""
 
-    key: weakref.ref[object]  # what it is told by
-    gradient: TensorWeakRef | None = None  # of that, if it is a parameter and had one
-    version: int = 0  # how often that gradient had been written in place
+    key: weakref.ref[object]  # the object that identifies the optimizer, see `_key`
+    gradient: TensorWeakRef | None = None  # gradient of the key, if the key is a parameter with a gradient
+    version: int = 0  # number of in-place writes to that gradient so far
 
     @classmethod
     def of(cls, key: object) -> _Member:
-        """Return the optimizer that has `key`, with its gradient as it is now."""
+        """Return the optimizer of `key`, with the gradient that the key has now."""
         with unseen_by_modes():
             gradient = key.grad if _is_tensor(key) else None
             if gradient is None or gradient.is_inference():
@@ -248,7 +248,7 @@ class _Member(NamedTuple):
             return cls(weakref.ref(key), TensorWeakRef(gradient), gradient._version)
 
     def is_used(self) -> bool:
-        """Whether its parameter got gradients after its step (setting them to zero looks the same), or is frozen."""
+        """Return whether its parameter got gradients, or zeros for them, after its step, or is frozen."""
         parameter = self.key()
         if not _is_tensor(parameter):
             return False
@@ -260,19 +260,19 @@ class _Member(NamedTuple):
 
 
 class _Counted:
-    """Marks the frame of an optimizer's step that is counted."""
+    """Marks the frame of an optimizer step that is counted."""
 
     def __call__(self, *_: object) -> None:
         """Trace nothing."""
 
 
 _alive: WeakMap[Optimizer, bool] = WeakMap()
-"""All optimizers of torch's, and those that derive from them."""
+"""All instances of torch's `Optimizer`."""
 
 
 @cache
 def _watch_optimizers() -> None:
-    """Know all optimizers from now on: torch prepares each when it is made, copied or loaded."""
+    """Add all optimizers to `_alive`, also those made later: torch prepares each that is made, copied or loaded."""
     prepare: Any = Optimizer._patch_step_function
 
     @wraps(prepare)
@@ -281,29 +281,29 @@ def _watch_optimizers() -> None:
         prepare(self)
 
     Optimizer._patch_step_function = skip_all(_patch_step_function)  # type: ignore[method-assign]
-    kinds: list[type[Optimizer]] = [Optimizer]
-    for kind in kinds:
-        kinds += type.__subclasses__(kind)
-    # An object refers to its class. To ask the collector for those that do is twice as quick as to look at each.
-    for optimizer in gc.get_referrers(*kinds):
+    classes: list[type[Optimizer]] = [Optimizer]
+    for cls in classes:
+        classes += type.__subclasses__(cls)
+    # An object refers to its class. `get_referrers` is twice as fast as a loop over all objects.
+    for optimizer in gc.get_referrers(*classes):
         if is_of_torch(optimizer):
             _alive[optimizer] = True
 
 
 def _find_others(key: object) -> WeakMap[object, bool]:
-    """Return the keys of all other optimizers that are alive, with False each."""
+    """Return a map from the keys of all other living optimizers to False."""
     keys: WeakMap[object, bool] = WeakMap()
     for optimizer in _alive:
-        # If torch does not wrap `step`, as in accelerate's wrapper of an optimizer, no hook is called.
-        if getattr(type(optimizer).step, "hooked", False) and (own_key := _key(optimizer)) is not key:
-            keys[own_key] = False
+        # If torch does not wrap `step`, such as in accelerate's wrapper, it calls no hook.
+        if getattr(type(optimizer).step, "hooked", False) and (other_key := _key(optimizer)) is not key:
+            keys[other_key] = False
     return keys
 
 
 def _key(optimizer: Optimizer) -> object:
-    """Return the key of an optimizer: its first parameter, else itself."""
+    """Return the key of an optimizer: its first parameter, or else the optimizer."""
     try:
-        # A class of the user's may hold anything.
+        # A user's class may hold anything.
         groups = getattr(optimizer, "param_groups", None)
         for group in groups if isinstance(groups, list | tuple) else ():
             parameters = group.get("params") if isinstance(group, Mapping) else None
@@ -316,5 +316,5 @@ def _key(optimizer: Optimizer) -> object:
 
 
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether it is a tensor; its class is not asked."""
+    """Return whether a value is a tensor, without calling its class."""
     return issubclass(type(value), torch.Tensor)

@@ -1,4 +1,4 @@
-"""Named ranges of a thread, and those of users."""
+"""Named ranges of a thread, and the ranges of users."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .unseen import skip_all
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MAX_NAMES = 4096
-"""Names that a program makes anew all the time must not fill the name table."""
-_OTHERS = "other ranges"
+"""Maximum number of names of ranges: a program may make new names all the time."""
+_OTHER_RANGES = "other ranges"
 _PREFIXES: Mapping[RangeCategory, tuple[str, ...]] = {
     "data loading": ("enumerate(",),
     "optimizer": ("Optimizer.",),
@@ -28,42 +28,42 @@ _PREFIXES: Mapping[RangeCategory, tuple[str, ...]] = {
         *("Torch-Compiled Region", "TorchDynamo ", "CompiledFunction", "## Call CompiledFxGraph"),
     ),
 }
-"""How names begin that torch gives; all others are the user's."""
+"""Prefixes of the names that torch gives, by category; all other names are the user's."""
 
 
 @cache
 def category_of(name: str) -> RangeCategory:
-    """Return the category of a range that torch or the user gave this name."""
+    """Return the category of a range by its name."""
     return next((category for category, prefixes in _PREFIXES.items() if name.startswith(prefixes)), "user")
 
 
 class RangeRecorder:
     """Writes ranges into a ring, from `start` to `stop`."""
 
-    # The one of the recording that runs. An attribute, as torch.compile would compile a function.
+    # The recorder of the running recording. It is an attribute because torch.compile would compile a function.
     active: ClassVar[RangeRecorder | None] = None
 
     def __init__(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
         self._events, self._names, self._on_error = events, names, on_error
         self._ids: dict[tuple[str, RangeCategory], int] = {}
-        # Odd, since the native engine counts its own by even numbers.
+        # Odd numbers; the native engine gives its ranges even numbers.
         self._next_number = itertools.count(1, 2).__next__
 
     def start(self) -> None:
-        """Begin."""
+        """Start: from now on, ranges are written into this recorder's ring."""
         RangeRecorder.active = self
 
     def stop(self) -> None:
-        """End."""
+        """Stop writing ranges."""
         if RangeRecorder.active is self:
             RangeRecorder.active = None
 
     def name_id(self, name: str, category: RangeCategory | None = None) -> int:
-        """Return the id of a range's name; from the 4,096th name on all share one."""
+        """Return the id of a range's name; after 4,096 names, all further names of a category share one id."""
         key = name, category or category_of(name)
         name_id = self._ids.get(key)
         if name_id is None:
-            text = range_text(*key) if len(self._ids) < _MAX_NAMES else range_text(_OTHERS, key[1])
+            text = range_text(*key) if len(self._ids) < _MAX_NAMES else range_text(_OTHER_RANGES, key[1])
             name_id = self._names.text(text)
             if len(self._ids) < _MAX_NAMES:
                 self._ids[key] = name_id
@@ -71,11 +71,11 @@ class RangeRecorder:
 
     @skip_all
     def begin(self, name: str, category: RangeCategory | None = None) -> OpenRange | None:
-        """Write that this thread begins a range; None if an error came in between."""
+        """Write the start of a range on this thread; return the open range, or None after an error."""
         try:
             name_id, number = self.name_id(name, category), self._next_number()
-            if (tell := self._events.on_boundary) is not None:
-                tell(category or name)
+            if (on_boundary := self._events.on_boundary) is not None:
+                on_boundary(category or name)
             self._events.write_event(Kind.RANGE_BEGIN, name_id, number)
         except Exception as error:
             self._on_error(error)
@@ -85,23 +85,23 @@ class RangeRecorder:
     @staticmethod
     @skip_all
     def end(opened: OpenRange | None) -> None:
-        """Write that a range ends, which `begin` returned."""
+        """Write the end of a range that `begin` returned."""
         if opened is not None and RangeRecorder.active is opened[0]:
             try:
                 events = opened[0]._events
                 events.write_event(Kind.RANGE_END, *opened[1:])
-                if (tell := events.on_boundary) is not None:
-                    tell(None)
+                if (on_boundary := events.on_boundary) is not None:
+                    on_boundary(None)
             except Exception as error:
                 opened[0]._on_error(error)
 
 
 OpenRange = tuple[RangeRecorder, int, int]
-"""Who writes a range, the id of its name, and its number."""
+"""The recorder that writes a range, the id of the range's name, and the range's number."""
 
 
 class NamedRange:
-    """A range of the user's own; a block or a function that runs in it. It does nothing if nothing records."""
+    """A user's range around a block or a function. It does nothing if no recording runs."""
 
     def __init__(self, name: str, is_on: Callable[[], bool] = lambda: True) -> None:
         if not isinstance(name, str):
@@ -131,7 +131,7 @@ class NamedRange:
 
 @skip_all
 def begin_named(name: str, is_on: Callable[[], bool]) -> OpenRange | None:
-    """Begin a range of the user's, if anything records and `is_on` says so; return what ends it."""
+    """Start a user's range, if a recording runs and `is_on` returns True; return the open range."""
     ranges = RangeRecorder.active
     return None if ranges is None or not is_on() else ranges.begin(name, "user")
 
@@ -141,12 +141,12 @@ def named_range(name: str) -> NamedRange: ...
 @overload
 def named_range(name: _Function) -> _Function: ...
 def named_range(name: Any) -> Any:
-    """Name what runs in a block or a function: a row of its own in the recording that runs, without a profiler.
+    """Name a block or a function: it gets its own row in the running recording, without a profiler.
 
-    It does nothing if nothing records, or the recording has `ranges=False`. In compiled code it is left out.
+    Nothing happens if no recording runs, or if it has `ranges=False`. In compiled code the range is left out.
 
     Args:
-        name: the name of the range; or a function, whose name is taken.
+        name: the name of the range; or a function, whose name becomes the range's.
 
     Example:
         >>> with modtrace.range("augment"):

@@ -1,7 +1,7 @@
-"""Samples of what runs: shapes and memory at calls of modules, on request; a thread's wait for a processor.
+"""Samples: shapes and memory at calls of modules, on request; the time that a thread waited for a CPU.
 
-The first cost nothing unless asked for. `RunDelay` and `ResidentMemory` keep their files in `/proc` open: each belongs
-to one thread.
+Shapes and memory cost nothing unless they are requested. `RunDelay` and `ResidentMemory` keep their files in `/proc`
+open; each belongs to one thread.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _MAX_TENSORS = 16
 
 
 class Sampler:
-    """Writes inputs' shapes, and memory counters, at calls; raises RecordingError if the interval is no number."""
+    """Writes the shapes of inputs and memory counters at calls; raises RecordingError for a wrong interval."""
 
     def __init__(self, shapes: bool, memory_interval: float | None) -> None:
         if memory_interval is not None and not (isinstance(memory_interval, int | float) and memory_interval >= 0):
@@ -37,7 +37,7 @@ class Sampler:
         self._target: tuple[EventSink, NameTable, OnError] | None = None
 
     def start(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
-        """Begin; call it before the engine's own patch is installed, so that samples follow the call's enter."""
+        """Start sampling; call it before the engine's patch is installed, so that samples follow a call's enter."""
         if not self._shapes and self._interval_ns is None:
             return
         self._next_ns = 0
@@ -52,7 +52,7 @@ class Sampler:
 
     @skip_all
     def sample(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Write what is asked for, at the begin of a call with these arguments."""
+        """Write the requested samples at the start of a call with these arguments."""
         if self._target is None:
             return
         events, names, on_error = self._target
@@ -86,7 +86,7 @@ def _memory_counters() -> list[tuple[str, int]]:
     # `is_available` would start CUDA's driver, and children that are forked after that cannot use CUDA.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
-        # An allocator that others have put in the place of torch's counts nothing, and raises.
+        # An allocator that replaces torch's counts nothing, and raises.
         with contextlib.suppress(RuntimeError):
             counters.append((f"cuda:{device} allocated", torch.cuda.memory_allocated(device)))
             counters.append((f"cuda:{device} reserved", torch.cuda.memory_reserved(device)))
@@ -108,24 +108,24 @@ _PATCH = Patch(_make_wrapper)
 
 
 class _ThreadFile:
-    """A file in `/proc/thread-self`, which stays open; to read it costs some 5 µs."""
+    """A file in `/proc/thread-self`, which stays open; a read costs about 5 µs."""
 
     def __init__(self, name: str) -> None:
         self._path = f"/proc/thread-self/{name}"
         self._file, self._inode, self._thread = -1, 0, 0
 
     def read(self) -> list[bytes]:
-        """Return the words in the file of the thread that calls; none if the system has no such file."""
+        """Return the words in the calling thread's file; an empty list if the system has no such file."""
         try:
             if (thread := threading.get_native_id()) != self._thread or not self._is_open():
                 self.close()
-                # The flag is of Windows, which has no such file.
+                # Only Windows has this flag; it has no such file.
                 self._file = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
                 self._thread = thread
                 self._inode = os.fstat(self._file).st_ino
             return os.pread(self._file, 128, 0).split()
         except OSError as error:
-            if raised_by_handler(error):  # as the TimeoutError of a time limit
+            if raised_by_handler(error):  # such as the TimeoutError of a time limit
                 raise
             self.close()
             return []
@@ -137,7 +137,7 @@ class _ThreadFile:
         self._file, self._thread = -1, 0
 
     def _is_open(self) -> bool:
-        """Say whether the file is open: a program may close all that are, and its own then have their numbers."""
+        """Return whether the file is open: a program may close all files and reuse the descriptor for its own."""
         try:
             return self._file >= 0 and os.fstat(self._file).st_ino == self._inode
         except OSError as error:
@@ -147,13 +147,13 @@ class _ThreadFile:
 
 
 class RunDelay:
-    """Reads how long the thread that calls has waited for a processor: what a busy machine does, and no program."""
+    """Reads how long the calling thread has waited for a CPU: a delay caused by the machine, not by the program."""
 
     def __init__(self) -> None:
         self._file, self._thread, self._waited_ns = _ThreadFile("schedstat"), 0, 0
 
     def __call__(self) -> int:
-        """Return how long this thread has waited since the last call, in nanoseconds; 0 if that is not known."""
+        """Return the time that this thread waited since the last call, in ns; 0 if it is not known."""
         last_thread, self._thread, last_ns = self._thread, threading.get_native_id(), self._waited_ns
         words = self._file.read()
         self._waited_ns = int(words[1]) if len(words) > 1 else 0
@@ -166,13 +166,13 @@ class RunDelay:
 
 
 class ResidentMemory:
-    """Reads how many bytes the process holds in memory."""
+    """Reads the resident memory of the process, in bytes."""
 
     def __init__(self) -> None:
         self._file = _ThreadFile("statm")
         self.close = self._file.close
 
     def __call__(self) -> int:
-        """Return the bytes; 0 if they are not known."""
+        """Return the resident memory in bytes; 0 if it is not known."""
         words = self._file.read()
         return int(words[1]) * os.sysconf("SC_PAGESIZE") if len(words) > 1 else 0

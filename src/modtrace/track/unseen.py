@@ -1,4 +1,4 @@
-"""Keeping what modtrace runs unseen by torch.compile, by tracing and by modes; and the tensors in a call's values."""
+"""Hides modtrace's own code from torch.compile, tracing and modes; finds the tensors in a call's values."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,19 +13,19 @@ from torch._C._dynamo import eval_frame
 
 _imported: Callable[[str], Any] = sys.modules.get
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# What a class is called, is made of, and whether its objects can be followed, past what a user's metaclass may do.
+# A class's name, its bases, and whether there can be weak references to its objects, without calling its metaclass.
 class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
 class_bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 weakref_offset: Callable[[type], int] = type.__dict__["__weakrefoffset__"].__get__
 
 
 def skip_frame(function: _Function) -> _Function:
-    """Let a function run as it is; what it calls is compiled as if the caller had called it. Returns it."""
+    """Exclude a function from torch.compile, but not the functions that it calls. Returns the function."""
     return _skip(function, recursive=False)
 
 
 def skip_all(function: _Function) -> _Function:
-    """Let a function, and all that it calls, run as it is. Returns it."""
+    """Exclude a function, and all that it calls, from torch.compile. Returns the function."""
     return _skip(function, recursive=True)
 
 
@@ -38,10 +38,10 @@ def _skip(function: _Function, *, recursive: bool) -> _Function:
 
 
 def hide_wrapper(wrapper: _Function, wrapped: Callable[..., Any]) -> _Function:
-    """Have torch.compile look at what a function wraps in its place. Returns it.
+    """Make torch.compile trace the wrapped function instead of its wrapper. Returns the wrapper.
 
-    It is not for a method in whose call a graph can break: torch then calls what it wraps without `self`. A function
-    that is not written in Python is not looked at.
+    Do not use it for a method in whose call a graph can break: torch then calls the wrapped function without `self`.
+    A function that is not written in Python is not traced.
     """
     if isinstance(wrapped, FunctionType):
         vars(wrapper)["_torchdynamo_inline"] = wrapped
@@ -49,8 +49,8 @@ def hide_wrapper(wrapper: _Function, wrapped: Callable[..., Any]) -> _Function:
 
 
 def is_backward_compiled() -> bool:
-    """Whether compiled autograd traces the backward pass of what runs now: it would trace hooks of ours with it."""
-    # Another thread may just be importing it.
+    """Return whether compiled autograd traces the backward pass of this code: it would trace our hooks too."""
+    # Another thread may be importing the module at this moment.
     compiled_autograd = _imported("torch._dynamo.compiled_autograd")
     return compiled_autograd is not None and getattr(compiled_autograd, "compiled_autograd_enabled", False)
 
@@ -59,25 +59,25 @@ _MAX_DEPTH = 8
 
 
 def unseen_by_modes() -> AbstractContextManager[None]:
-    """Return what to look at tensors in: modes and subclasses of the user's may count or refuse it, traces note it."""
-    tracing = torch._C._get_tracing_state()
-    return torch._C.DisableTorchFunction() if tracing is None else _unseen_by_trace(tracing)
+    """Return a context that hides the inspection of tensors from the user's modes and subclasses, and from traces."""
+    trace_state = torch._C._get_tracing_state()
+    return torch._C.DisableTorchFunction() if trace_state is None else _unseen_by_trace(trace_state)
 
 
 @contextmanager
-def _unseen_by_trace(tracing: Any) -> Iterator[None]:
+def _unseen_by_trace(trace_state: Any) -> Iterator[None]:
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         with torch._C.DisableTorchFunction():
             yield
     finally:
-        torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
+        torch._C._set_tracing_state(trace_state)  # type: ignore[attr-defined]
 
 
 def tensors_in(value: Any, depth: int = 0, entered: dict[int, tuple[int, Any]] | None = None) -> Iterator[Tensor]:
     """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order.
 
-    What lies deeper than 8 levels is left out, and what was `entered` is so once, so that cycles end.
+    Values deeper than 8 levels are left out. `entered` has the least depth of each container, so that cycles end.
     """
     if isinstance(value, Tensor):
         yield value
@@ -93,7 +93,7 @@ def tensors_in(value: Any, depth: int = 0, entered: dict[int, tuple[int, Any]] |
         inner = (getattr(value, field.name, None) for field in fields(value))
     else:
         return
-    if entered is None:  # most often values that hold no others, for which the memory would cost half as much again
+    if entered is None:  # the outermost container: most hold only tensors, and noting it would cost 50 % more time
         entered = {}
     elif entered.get(id(value), (_MAX_DEPTH,))[0] > depth:
         entered[id(value)] = depth, value

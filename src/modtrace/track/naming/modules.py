@@ -1,8 +1,8 @@
-"""Facts of a module: its class and parts, what it wraps or replaces, whether torch.compile made it, and its path.
+"""Facts of a module: class, parts, wrapped or replaced module, whether torch.compile made it, and path.
 
-It is read without running code of its class: that can raise, or compare as a tensor does. The object whose method calls
-a module is found on the stack. Wrappers are known by the names of their classes, so that none of the libraries they
-come from is imported. One walk finds the paths of all modules below another one.
+They are read without running code of the module's class: that can raise, or compare elementwise as tensors do. The
+object whose method calls a module is found on the stack. Wrappers are known by the names of their classes, so that
+their libraries are not imported. One walk finds the paths of all modules below a module.
 """
 
 import functools
@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 
 def _attribute(module: nn.Module, name: str) -> Any:
-    """Return what a module holds under a name, past a `__getattribute__` of its own; None if it holds nothing."""
+    """Return an attribute of a module without calling a `__getattribute__` of its class; None if there is none."""
     try:
         return object.__getattribute__(module, name)
     except AttributeError:
@@ -29,13 +29,13 @@ def _attribute(module: nn.Module, name: str) -> Any:
 
 
 def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the path and module of each module below one, as `nn.Module.named_modules` does, each module once.
+    """Yield the path and module of each module below `module`, as `nn.Module.named_modules` does, each module once.
 
-    A `named_modules` of its own is not asked: it is the user's code, which can wait for a lock or draw a random number.
-    Names that are not text are turned into it. `repeated` gets a module once for each other place it lies in.
+    A user's `named_modules` is not called: it can wait for a lock or draw a random number. Names that are not text are
+    converted. A module with n paths is added n - 1 times to `repeated`.
     """
     seen: set[int] = set()
-    # The last is the next. Two lists, as a tuple for each is more for the garbage collector to count.
+    # Stacks: two lists, because the garbage collector would count a tuple for each entry.
     paths, todo = [""], [module]
     while todo:
         path, inner = paths.pop(), todo.pop()
@@ -79,42 +79,41 @@ class MethodCall(nn.Module):
 
 
 _PARTS_MODULE = "torch._dynamo.backends.distributed"
-"""`__module__` of what wraps the parts into which torch.compile cuts the graph of a DistributedDataParallel."""
+"""`__module__` of the wrappers of the parts into which torch.compile cuts the graph of a DistributedDataParallel."""
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calls of the module run what torch.compile made."""
-    compiled = type(module) is not MethodCall and _attribute(module, "_compiled_call_impl") is not None
-    return compiled or is_optimized(module)
+    """Return whether calls of the module run code that torch.compile made."""
+    has_compiled_call = type(module) is not MethodCall and _attribute(module, "_compiled_call_impl") is not None
+    return has_compiled_call or is_optimized(module)
 
 
 def without_compile(module: nn.Module) -> nn.Module | None:
-    """Return what torch.compile was given for this module; the module itself if it was not."""
+    """Return the module that torch.compile got to make this module; the module itself if torch.compile did not."""
     return getattr(module, "_orig_mod", None) if is_optimized(module) else module
 
 
 def is_torch_graph(module: nn.Module) -> bool:
-    """Whether torch.compile made the module, to run it while it compiles, or as the backward of what it compiled."""
-    kind = type(without_compile(module))
-    if kind.__module__ == _PARTS_MODULE:
+    """Return whether torch.compile made the module, to run it during a compilation or as a compiled backward."""
+    cls = type(without_compile(module))
+    if cls.__module__ == _PARTS_MODULE:
         return True
-    if not issubclass(kind, GraphModule) and kind.__module__ != "torch._dynamo.utils":
+    if not issubclass(cls, GraphModule) and cls.__module__ != "torch._dynamo.utils":
         return False
     return torch._C._current_graph_task_id() != -1 or torch._guards.TracingContext.try_get() is not None
 
 
 def is_optimized(module: nn.Module) -> bool:
-    """Whether the module is what torch.compile returned for another one."""
-    # Where nothing was compiled, torch._dynamo is not imported, and importing it takes seconds: another thread may just
-    # be doing so.
-    optimized = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    return optimized is not None and issubclass(type(module), optimized)
+    """Return whether torch.compile returned this module for another module."""
+    # If nothing was compiled, torch._dynamo is not imported. An import lasts seconds; another thread may be in one.
+    optimized_class = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    return optimized_class is not None and issubclass(type(module), optimized_class)
 
 
 class Wrapping(NamedTuple):
-    """How the modules of a class wrap."""
+    """The way in which the modules of a class wrap other modules."""
 
-    attribute: str  # under which name they hold what they wrap
+    attribute: str  # name under which they hold the wrapped module
     works: bool  # whether they do work of their own, as DistributedDataParallel does; else they only pass calls on
 
 
@@ -140,41 +139,41 @@ _WRAPPERS = {
     ("lightning.fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", works=False),
     ("lightning_fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", works=False),
 }
-"""Wrappers, by module and name of their class, from which others may be derived."""
+"""Wrappers, by module and name of their class or of one of its bases."""
 
-_FORWARDS = tuple(Wrapping(attribute, works=True) for attribute in ("module", "_module"))
-"""For modules of any other library that look up their own attributes in a module which they hold by such a name."""
+_FORWARDING_WRAPPINGS = tuple(Wrapping(attribute, works=True) for attribute in ("module", "_module"))
+"""Wrappings for modules of any other library that look up missing attributes in a module that they hold."""
 
-_ATTRIBUTES = frozenset(wrapping.attribute for wrapping in (*_WRAPPERS.values(), *_FORWARDS))
+_ATTRIBUTES = frozenset(wrapping.attribute for wrapping in (*_WRAPPERS.values(), *_FORWARDING_WRAPPINGS))
 
-_PREFIXED = {"FSDPModule", "ReplicateModule"}
-"""Classes of torch.distributed that it puts before a module's own, in a class that it makes for it."""
+_SHARDING_CLASSES = {"FSDPModule", "ReplicateModule"}
+"""Classes of torch.distributed that are the first base of a class that it makes for a module, before the original."""
 
 
-def _wrapping(kind: type) -> tuple[Wrapping, ...]:
-    """Return the ways in which modules of a class may wrap another one."""
-    bases = ((base.__module__, base.__name__) for base in kind.__mro__)
+def _wrappings(cls: type) -> tuple[Wrapping, ...]:
+    """Return the ways in which modules of a class may wrap another module."""
+    bases = ((base.__module__, base.__name__) for base in cls.__mro__)
     if (wrapper := next(filter(_WRAPPERS.__contains__, bases), None)) is not None:
         return (_WRAPPERS[wrapper],)
-    # A `__getattr__` of torch's finds parameters and children alone.
-    not_of_torch = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
-    return _FORWARDS if any("__getattr__" in vars(base) for base in not_of_torch) else ()
+    # torch's `__getattr__` finds only parameters, buffers and children.
+    foreign_bases = (base for base in cls.__mro__ if not base.__module__.startswith("torch."))
+    return _FORWARDING_WRAPPINGS if any("__getattr__" in vars(base) for base in foreign_bases) else ()
 
 
-def _is_prefixed(kind: type) -> bool:
-    bases = kind.__mro__
-    if len(bases) <= 2 or bases[1].__name__ not in _PREFIXED:
+def _is_sharding_class(cls: type) -> bool:
+    bases = cls.__mro__
+    if len(bases) <= 2 or bases[1].__name__ not in _SHARDING_CLASSES:
         return False
     return bases[1].__module__.startswith("torch.distributed.")
 
 
 def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
-    """Return the module that `module` wraps, and how; None if it wraps none."""
+    """Return the module that `module` wraps, and its `Wrapping`; None if it is not a wrapper."""
     children = _attribute(module, "_modules")
-    # Most have no child under such a name, which is found sooner than what their class is.
+    # Most modules have no child of such a name; checking this first is faster than checking the class.
     if not children or not any(map(children.__contains__, _ATTRIBUTES)):
         return None
-    for wrapping in _wrapping(type(module)):
+    for wrapping in _wrappings(type(module)):
         inner = children.get(wrapping.attribute)
         if isinstance(inner, nn.Module) and inner is not module:
             return inner, wrapping
@@ -182,7 +181,7 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
 
 
 def wrapped_in(wrapper: nn.Module, *, by_workers: bool) -> Iterator[nn.Module]:
-    """Yield a module and what it wraps, each once; `by_workers`: go on at a wrapper that does work of its own."""
+    """Yield a module and the modules it wraps, each once; `by_workers`: also below wrappers with work of their own."""
     seen: set[int] = set()
     while id(wrapper) not in seen:
         seen.add(id(wrapper))
@@ -193,65 +192,64 @@ def wrapped_in(wrapper: nn.Module, *, by_workers: bool) -> Iterator[nn.Module]:
 
 
 def is_inside(wrapper: nn.Module, module: nn.Module) -> bool:
-    """Whether `wrapper` is shown as `module`: it wraps it, over others too, and none of them does work of its own."""
+    """Return whether `wrapper` wraps `module`, also through other wrappers, and no wrapper does work of its own."""
     return wrapper is not module and any(inner is module for inner in wrapped_in(wrapper, by_workers=False))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return what is inside of the wrappers that do no work of their own: the module itself if it is not a wrapper."""
+    """Return the module inside wrappers that do no work of their own; the module itself if it is not a wrapper."""
     return [*wrapped_in(module, by_workers=False)][-1]
 
 
 def original_class_name(module: nn.Module) -> str:
-    """Return the class of the module that `module` wraps or shards; its own if that does work of its own."""
-    module = unwrapped(module)
-    kind = type(module)
-    return kind.__mro__[2 if _is_prefixed(kind) else 0].__name__
+    """Return the class name of the module inside wrappers, before sharding; a wrapper with own work keeps its name."""
+    cls = type(unwrapped(module))
+    return cls.__mro__[2 if _is_sharding_class(cls) else 0].__name__
 
 
 class Backoff:
-    """Says when something costly that failed is due again: at the 1st, 2nd, 4th, 8th … time of asking."""
+    """Limits how often something costly that failed is tried again: at the 1st, 2nd, 4th, 8th … request."""
 
     def __init__(self) -> None:
-        self._asked = 0
+        self._requests = 0
 
     def is_due(self) -> bool:
-        """Count one time of asking, and return whether it is due."""
-        self._asked += 1
-        return self._asked & (self._asked - 1) == 0
+        """Count a request, and return whether to try."""
+        self._requests += 1
+        return self._requests & (self._requests - 1) == 0
 
 
-# Fields of the reference, not a tuple around it: every object that the garbage collector looks at brings its next run
-# nearer, and a full run takes longer than all else that a recording does.
+# The facts are attributes of the reference, not a tuple around it: each object that the garbage collector counts brings
+# its next run nearer, and a full run costs more than the rest of a recording.
 class ModuleRef(weakref.ref[nn.Module]):
-    """A weak reference to a module, with what is known of it."""
+    """A weak reference to a module, with facts about it."""
 
     __slots__ = ("module_class", "module_id", "path")
-    # The first two are set of the reference that tells the module's death; the class if it has a name of its own.
+    # The reference that reports the module's death has the first two; the class only if the module's name is distinct.
     module_class: str
-    module_id: int  # its `id()`
-    path: str  # its path, where it is known below another one
+    module_id: int  # `id()` of the module
+    path: str  # path below the parent of a `ModulePaths`
 
 
 class ModulePaths:
-    """The path of each module below one parent, perhaps without wrappers: by `id(module)`, checked against it."""
+    """The path of each module below a parent, by `id(module)`, and without wrappers if `strip_wrappers`."""
 
     def __init__(self, refer_to: Callable[[nn.Module], ModuleRef], *, strip_wrappers: bool) -> None:
         self._refer_to = refer_to
         self._strip = strip_wrappers
-        # Whether the path and the class of each module are all that its name takes, below the parent and below each
-        # module inside; False before the first walk.
+        # Whether the path and the class of each module are enough for its name, below the parent and below each module
+        # inside; False before the first walk.
         self.are_names = False
         self._by_id: dict[int, ModuleRef] = {}
-        # Modules can be added later; one made anew in every call must not cost a walk in every call.
+        # Modules can be added later; a module that each call makes must not cost a walk in each call.
         self._walks = Backoff()
-        self._walking: deque[None] = deque()  # one for each walk under way
+        self._walking: deque[None] = deque()  # an item for each walk that runs
 
     def find(self, parent: nn.Module, module: nn.Module) -> str | None:
-        """Return the path of `module` below the parent; None if it is not there, or it is too early to look again."""
+        """Return the path of `module` below the parent; None if it is not there, or a new walk is not due."""
         path = self.known(module)
-        # What another thread's walk is about to find is looked for here too: that walk may wait for this thread, as in
-        # a finalizer that runs there.
+        # This thread walks too while another thread walks: that walk may wait for this thread, for example in a
+        # finalizer.
         if path is None and (self._walks.is_due() or self._walking):
             self._walking.append(None)
             try:
@@ -270,62 +268,64 @@ class ModulePaths:
 
     def _walk(self, parent: nn.Module) -> None:
         repeated: list[nn.Module] = []
-        kinds = {type(parent)}
-        by_id = self._by_id_of(named_modules(parent, repeated), kinds)
-        wrapped = self._strip and any(map(_wrapping, kinds))
-        if wrapped:
-            by_id = self._by_id_of(_without_wrappers(parent, named_modules(parent)), kinds)
-        # Of these `original_class_name` is another than their own.
-        self.are_names = self._strip and not (repeated or wrapped or any(map(_is_prefixed, kinds)))
+        classes = {type(parent)}
+        by_id = self._refs_by_id(named_modules(parent, repeated), classes)
+        has_wrappers = self._strip and any(map(_wrappings, classes))
+        if has_wrappers:
+            by_id = self._refs_by_id(_without_wrappers(parent, named_modules(parent)), classes)
+        # For sharded modules, `original_class_name` differs from the class's name.
+        self.are_names = self._strip and not (repeated or has_wrappers or any(map(_is_sharding_class, classes)))
         self._by_id = by_id
 
-    def _by_id_of(self, named: Iterable[tuple[str, nn.Module]], kinds: set[type[nn.Module]]) -> dict[int, ModuleRef]:
-        """Return the modules by id, with their paths, and add their classes to `kinds`."""
+    def _refs_by_id(
+        self, modules: Iterable[tuple[str, nn.Module]], classes: set[type[nn.Module]]
+    ) -> dict[int, ModuleRef]:
+        """Return references with the paths of modules, by `id()`, and add their classes to `classes`."""
         by_id = {}
-        for path, module in named:
-            kinds.add(type(module))
+        for path, module in modules:
+            classes.add(type(module))
             ref = by_id[id(module)] = self._refer_to(module)
             ref.path = path
         return by_id
 
     def known(self, module: nn.Module) -> str | None:
-        """Return the path of `module` below the parent where a walk has found it."""
+        """Return the path of `module` below the parent if a walk has found it, else None."""
         ref = self._by_id.get(id(module))
         return ref.path if ref is not None and ref() is module else None
 
 
-def _without_wrappers(parent: nn.Module, named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield paths without the parts by which wrappers hold modules; a module that `parent` wraps has an empty path."""
-    shown = {"": ""}
-    modules = {"": parent}
-    for path, module in named:
+def _without_wrappers(parent: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules with paths that omit the attributes of wrappers; the module that `parent` wraps has the path ""."""
+    short_paths = {"": ""}
+    by_path = {"": parent}
+    for path, module in modules:
         outer, _, name = path.rpartition(".")
-        wrapped = wrapping_of(modules[outer]) if outer in modules else None
-        prefix = shown.get(outer, outer)
-        if wrapped is not None and wrapped[0] is module:
-            shown[path] = prefix
+        wrapping = wrapping_of(by_path[outer]) if outer in by_path else None
+        prefix = short_paths.get(outer, outer)
+        if wrapping is not None and wrapping[0] is module:
+            short_paths[path] = prefix
         else:
-            shown[path] = f"{prefix}.{name}" if prefix else name
-        modules[path] = module
-        yield shown[path], module
+            short_paths[path] = f"{prefix}.{name}" if prefix else name
+        by_path[path] = module
+        yield short_paths[path], module
 
 
 _MAX_MODULES = 64
 
 
 class OutermostModules:
-    """The modules that were called outside of all others and named by themselves: the last 64 of them.
+    """The last 64 modules that were called outside all other calls and named by themselves.
 
-    A thread of a pool, or of `nn.DataParallel`, has no call around its outermost one. What it calls is most often a
-    part of a module that another thread has called, and has a name there.
+    A thread of a pool, or of `nn.DataParallel`, has no call around its outermost one. The module that it calls is
+    usually part of a module that another thread has called, and has a name there.
     """
 
     def __init__(self) -> None:
-        # The module, the id of its name, and the thread.
+        # By `id()`: the module, the id of its name, and the thread.
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], int, int]] = {}
 
     def add(self, module: nn.Module, name_id: int) -> None:
-        """Note that this thread called a module, outside of all others, and that it has this name."""
+        """Note that this thread called a module outside all other calls, and the id of its name."""
         self._by_id.pop(id(module), None)
         self._by_id[id(module)] = weakref.ref(module), name_id, threading.get_ident()
         while len(self._by_id) > _MAX_MODULES:
@@ -334,7 +334,7 @@ class OutermostModules:
     def find(
         self, module: nn.Module, path_below: Callable[[nn.Module, nn.Module], str | None]
     ) -> tuple[int, str] | None:
-        """Return the name of what another thread called and this module, or replica, is in, and its path there."""
+        """Return the name id of a module that another thread called and that contains `module`, and the path in it."""
         this_thread, is_replica = threading.get_ident(), _attribute(module, "_is_replica") is True
         for ref, name_id, thread in reversed(list(self._by_id.values())):
             outer = ref()
@@ -347,7 +347,7 @@ class OutermostModules:
 
 
 def _path_of_original(outer: nn.Module, replica: nn.Module) -> str | None:
-    """Return the path of the module that a replica was copied from: the two have the same dictionary of hooks."""
+    """Return the path of the module that a replica was copied from: the two share their dictionary of hooks."""
     hooks = _attribute(replica, "_forward_hooks")
     for path, inner in named_modules(outer):
         if _attribute(inner, "_forward_hooks") is hooks:
@@ -355,25 +355,25 @@ def _path_of_original(outer: nn.Module, replica: nn.Module) -> str | None:
     return None
 
 
-_READS_LOCALS = frozenset({"dir", "eval", "exec", "locals", "vars"})
-_PASSED_OVER = {"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"}
+_LOCALS_READERS = frozenset({"dir", "eval", "exec", "locals", "vars"})
+_SKIPPED_FUNCTIONS = {"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"}
 
 
 def calling_object() -> Any:
-    """Return the first argument (`self`) of the function that calls the module, over torch's and our own; else None."""
+    """Return the first argument (`self`) of the first caller outside torch and modtrace, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_of_torch_or_ours(frame):
         frame = frame.f_back
     while frame is not None:
         argument = _first_argument(frame)
-        if argument is not None or frame.f_code.co_name not in _PASSED_OVER:
+        if argument is not None or frame.f_code.co_name not in _SKIPPED_FUNCTIONS:
             return argument
         frame = frame.f_back
     return None
 
 
 def attribute_of_caller(module: nn.Module) -> str | None:
-    """Return the attribute by which the object whose method calls `module` knows it; None if there is none."""
+    """Return the attribute that holds `module` in the object whose method calls it; None if there is none."""
     try:
         attributes = object.__getattribute__(calling_object(), "__dict__")
     except AttributeError:
@@ -391,15 +391,15 @@ def _is_of_torch_or_ours(frame: FrameType) -> bool:
 
 def _first_argument(frame: FrameType) -> object:
     code = frame.f_code
-    if not code.co_flags & inspect.CO_OPTIMIZED or not _READS_LOCALS.isdisjoint(code.co_names):
-        # The code of a module or a class, or one that can see that its variables were read.
+    if not code.co_flags & inspect.CO_OPTIMIZED or not _LOCALS_READERS.isdisjoint(code.co_names):
+        # The code of a module or a class, or code that can observe that its variables were read.
         return None
     name = "self" if "self" in code.co_freevars else code.co_varnames[0] if code.co_argcount else "."
-    if name.startswith("."):  # what a comprehension goes through
+    if name.startswith("."):  # the iterator of a comprehension
         return None
     variables = frame.f_locals
     value = variables.get(name)
-    # Before 3.13 the frame keeps a dictionary that was made for this, and so all that its variables hold now.
+    # Before 3.13 the frame keeps the dictionary that `f_locals` made, and so keeps the variables' values alive.
     if type(variables) is dict and sys.getrefcount(variables) <= 3:
         variables.clear()
     return value

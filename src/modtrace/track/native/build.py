@@ -1,4 +1,4 @@
-"""Building the native engine into the user's cache: a C++ compiler is all that it needs."""
+"""Builds the native engine into the user's cache; it needs only a C++ compiler."""
 
 import contextlib
 import ctypes
@@ -33,37 +33,34 @@ UNITS = {
     "collectives": ("-O2", ("collectives.cpp",)),
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }
-"""What is compiled as one: most of the time goes into torch's headers, which each unit reads once."""
+"""Optimization level and sources of each compilation unit: torch's headers cost most, and each unit reads them once."""
 CUDA_UNIT = {"cuda": ("-O2", ("device/cuda_memory.cpp",))}
-"""It is left out if torch has no CUDA, or CUDA's headers are not found."""
+"""The unit that is left out if torch has no CUDA, or CUDA's headers are not found."""
 WORK_PREFIX = "work-"
-"""What the folder that a library is compiled in is called by, beside the library."""
+"""Prefix of the temporary folder of a build, next to the library."""
 _FOLDER = Path(__file__).parent / "cpp"
-# NDEBUG as torch has it: its RecordFunction has another layout without.
+# NDEBUG like torch: without it, RecordFunction has another layout.
 _FLAGS = ("-DNDEBUG", "-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
-# Without it torch's headers include those of all operators, more than half of what there is to read.
+# Otherwise torch's headers include the headers of all operators, more than half of all headers.
 _FEWER_HEADERS = "-DAT_PER_OPERATOR_HEADERS"
 _LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
 
 
 def _compiler() -> list[str]:
-    # $CXX may have arguments, as in "ccache g++".
+    # $CXX may have arguments, such as in "ccache g++".
     return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
 def missing_compiler() -> str | None:
-    """Say that there is no C++ compiler, or none of Python's headers, and what to do; None if there are.
-
-    Where the engine cannot run, no compiler is of use: it says so.
-    """
+    """Return why the engine cannot be compiled (no Linux, compiler or Python headers), and a remedy; None if it can."""
     if sys.platform != "linux":
         return "it is for Linux"
     try:
         command = _compiler()
     except ValueError as error:
         return f"CXX is not a command: {error}: {os.environ['CXX']}"
-    found = shutil.which(command[0]) is not None
-    if not found or subprocess.run([*command, "--version"], capture_output=True, check=False).returncode != 0:
+    is_found = shutil.which(command[0]) is not None
+    if not is_found or subprocess.run([*command, "--version"], capture_output=True, check=False).returncode != 0:
         return f"there is no C++ compiler ({shlex.join(command)}); install one (g++), or name it in CXX"
     headers = sysconfig.get_path("include")
     if not Path(headers, "Python.h").is_file():
@@ -72,43 +69,43 @@ def missing_compiler() -> str | None:
 
 
 def units() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return what is compiled for the torch of this process, like `UNITS`."""
+    """Return the compilation units for the torch of this process, like `UNITS`."""
     return UNITS if _cuda_headers() is None else UNITS | CUDA_UNIT
 
 
 def compile_library(path: Path) -> None:
-    """Compile the engine for the torch of this process; a library that is there already is replaced as a whole.
+    """Compile the engine for the torch of this process; an existing library is replaced atomically.
 
     Raises EngineError if it cannot be compiled or loaded, OSError if the folder cannot be written or a disk is full.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORK_PREFIX, ignore_cleanup_errors=True) as work:
-        built = Path(work) / f"{LIBRARY_NAME}.so"
+        library = Path(work) / f"{LIBRARY_NAME}.so"
         Path(work, "slot_format.h").write_text(_slot_format_header(), "utf-8")
         flags = [*_FLAGS, _FEWER_HEADERS, f"-I{work}", *_flags_of_torch(), *_short_paths(work)]
         cuda = _cuda_headers()
         flags += [] if cuda is None else ["-isystem", str(cuda)]
         commands, objects = [], []
         for unit, (level, names) in units().items():
-            source, made = Path(work) / f"{unit}.cpp", Path(work) / f"{unit}.o"
+            source, object_file = Path(work) / f"{unit}.cpp", Path(work) / f"{unit}.o"
             source.write_text("".join(f'#include "{_FOLDER / name}"\n' for name in names), "utf-8")
-            commands.append([*_compiler(), level, *flags, "-c", str(source), "-o", str(made)])
-            objects.append(str(made))
+            commands.append([*_compiler(), level, *flags, "-c", str(source), "-o", str(object_file)])
+            objects.append(str(object_file))
         _run(commands)
         libraries = _LIBRARIES if cuda is None else ("c10_cuda", *_LIBRARIES)
         torch_libraries = [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in libraries)]
-        _run([[*_compiler(), "-shared", *objects, *torch_libraries, "-o", str(built)]])
-        built.chmod(0o755)
+        _run([[*_compiler(), "-shared", *objects, *torch_libraries, "-o", str(library)]])
+        library.chmod(0o755)
         try:
-            # A library that does not load is not kept: one of a compiler with another ABI than torch's lacks symbols.
-            ctypes.CDLL(str(built), os.RTLD_NOW)
+            # Do not keep a library that does not load, such as one of a compiler with another ABI than torch's.
+            ctypes.CDLL(str(library), os.RTLD_NOW)
         except OSError as error:
-            raise EngineError(f"what was built for torch {torch.__version__} does not load: {error}") from error
-        # Several processes may build at once; each moves a whole file into place.
-        os.replace(built, path)
+            raise EngineError(f"the library for torch {torch.__version__} does not load: {error}") from error
+        # Several processes may build at once; each moves a complete file into place.
+        os.replace(library, path)
 
 
 def _slot_format_header() -> str:
-    """Return the C++ of `ring/slot_format.py`: each number by name, `NAME_BITS` as `kNameBits`, and the kinds."""
+    """Return `ring/slot_format.py` as C++: each number (`NAME_BITS` is `kNameBits`), and the kinds."""
     numbers = {name: value for name, value in vars(slot_format).items() if name[0] != "_" and isinstance(value, int)}
     constants = [
         f"constexpr {'uint64_t' if name.endswith('_MASK') else 'int64_t'} {_constant(name)} = {value};"
@@ -124,38 +121,38 @@ def _constant(name: str) -> str:
 
 
 def _run(commands: list[list[str]]) -> None:
-    """Run commands at the same time; raises EngineError with the first errors that one of them prints.
+    """Run commands in parallel; raises EngineError with the first errors that a command prints.
 
-    Raises OSError where that is that a disk is full, which has nothing to do with what is compiled. A terminal sends
-    Ctrl-C to the commands too.
+    Raises OSError if the error is a full disk, which does not depend on the code. A terminal sends Ctrl-C to the
+    commands too.
     """
-    full = os.strerror(errno.ENOSPC)
+    disk_full = os.strerror(errno.ENOSPC)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     running = [subprocess.Popen(command, env={**os.environ, "LC_ALL": "C"}, **pipes) for command in commands]
     for process, output in [(process, process.communicate()[0]) for process in running]:
-        if process.returncode != 0 and full in output:
-            raise OSError(errno.ENOSPC, full)
+        if process.returncode != 0 and disk_full in output:
+            raise OSError(errno.ENOSPC, disk_full)
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
             raise EngineError("it could not be built: " + "\n".join(lines[:8]))
 
 
 def _flags_of_torch() -> Iterator[str]:
-    """Yield the flags that what is linked with torch is compiled with."""
+    """Yield the compiler flags of code that is linked with torch."""
     include = _torch_folder() / "include"
     folders = [include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_path("include"))]
     for folder in folders:
         yield from ("-isystem", str(folder))
-    yield "-std=c++2a"  # which the headers of torch 2.13 need, and those of 2.11 allow
+    yield "-std=c++2a"  # the headers of torch 2.13 need it, and those of 2.11 allow it
     yield f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     yield f"-DTORCH_EXTENSION_NAME={LIBRARY_NAME}"
-    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # of pybind11, which torches of before 2.9 tell
+    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # of pybind11; torch before 2.9 has these values
         if value := getattr(torch._C, f"_PYBIND11_{name}", None):
             yield f'-DPYBIND11_{name}="{value}"'
 
 
 def _cuda_headers() -> Path | None:
-    """Return the folder of CUDA's headers: those that come with Triton, which torch requires, else of a toolkit."""
+    """Return the folder of CUDA's headers: those of Triton, which torch requires, or else those of a toolkit."""
     if torch.version.cuda is None:
         return None
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
@@ -164,12 +161,12 @@ def _cuda_headers() -> Path | None:
 
 
 def _short_paths(work: str) -> Iterator[str]:
-    """Yield the flags that keep folders of this machine out of the library, which may lie in a wheel."""
+    """Yield the flags that keep the paths of this machine out of the library, which a wheel may contain."""
     torch_include, python_include = _torch_folder() / "include", sysconfig.get_path("include")
     for folder, name in ((torch_include, "torch"), (python_include, "python"), (_FOLDER, "modtrace"), (work, "build")):
-        # The compiler may have followed a link.
-        for known in dict.fromkeys((str(folder), os.path.realpath(folder))):
-            yield f"-ffile-prefix-map={known}={name}"
+        # The compiler may follow links.
+        for prefix in dict.fromkeys((str(folder), os.path.realpath(folder))):
+            yield f"-ffile-prefix-map={prefix}={name}"
 
 
 def _torch_folder() -> Path:
@@ -179,7 +176,7 @@ def _torch_folder() -> Path:
 def build(force: bool = False) -> Path:
     """Return the engine for the installed torch; compile it into the user's cache if there is none.
 
-    Of several processes that do at once, one compiles, and the others wait for it.
+    If several processes call this at once, one compiles, and the others wait for it.
 
     Raises:
         EngineError: there is no compiler, the build failed, or the cache cannot be written or is open to others.
@@ -190,7 +187,7 @@ def build(force: bool = False) -> Path:
         raise EngineError(f"{missing}. {HINT}")
     path = native_path()
     try:
-        with _alone(path.parent):
+        with _exclusive(path.parent):
             if force or not is_built():
                 _compile(path)
     except EngineError as error:
@@ -200,33 +197,33 @@ def build(force: bool = False) -> Path:
     return path
 
 
-def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
-    """Build the engine if a recording would take it, there is a compiler, and no build was tried before.
+def build_if_missing(engine: EngineName, say: Callable[[str], object]) -> None:
+    """Build the engine if a recording would use it, there is a compiler, and no build failed before.
 
-    Where that fails, the reason is what `why_unavailable` tells from then on. `MODTRACE_BUILD=0` keeps it from trying.
-    The one process that runs the compiler calls `say` before.
+    After a failure, `why_unavailable` returns its reason. `MODTRACE_BUILD=0` prevents the build. The process that runs
+    the compiler calls `say` first.
     """
-    if wanted == "python" or os.environ.get("MODTRACE_BUILD") == "0" or is_built() or missing_compiler() is not None:
+    if engine == "python" or os.environ.get("MODTRACE_BUILD") == "0" or is_built() or missing_compiler() is not None:
         return
-    # A cache that cannot be used is told by who loads from it.
+    # If the cache cannot be used, loading the engine reports it.
     with contextlib.suppress(EngineError, OSError):
         path = native_path()
-        with _alone(path.parent):
-            # Another rank may have built it, or failed, meanwhile.
+        with _exclusive(path.parent):
+            # Meanwhile another rank may have built it, or failed.
             if not is_built() and not (path.parent / FAILURE).exists():
                 say(f"compiling the native engine for torch {torch.__version__}, once; about 25 seconds")
                 try:
                     _compile(path)
-                except OSError as error:  # not kept as what compiling came to: it may be gone the next time
+                except OSError as error:  # not kept as a failed build: the reason may be gone the next time
                     say(f"the native engine is not compiled: {path.parent}: {error.strerror}")
     forget_loaded()
 
 
 def _compile(path: Path) -> None:
-    """Compile the engine while no other process does."""
+    """Compile the engine, while the caller holds the lock; a failure is written next to the library."""
     failure = path.parent / FAILURE
-    for left in path.parent.glob(f"{WORK_PREFIX}*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for old_folder in path.parent.glob(f"{WORK_PREFIX}*"):  # of a process that was killed
+        shutil.rmtree(old_folder, ignore_errors=True)
     try:
         compile_library(path)
     except EngineError as error:
@@ -238,7 +235,7 @@ def _compile(path: Path) -> None:
 
 def _make_folders(path: Path) -> None:
     for folder in (path.parent.parent, path.parent):
-        # Whatever the umask lets others do.
+        # 0o755, whatever the umask allows others.
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o755, exist_ok=True)
         if (distrust := why_distrusted(folder)) is not None:
@@ -246,9 +243,9 @@ def _make_folders(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     """Run the block while no other process runs it for the same folder."""
-    import fcntl  # of POSIX, where alone there is a compiler
+    import fcntl  # only POSIX has it, and only there is the engine compiled
 
     _make_folders(folder / "library")
     with open(folder / "lock", "a") as lock:

@@ -1,4 +1,4 @@
-"""The Python side of the native engine: starts and stops the part in C++, and gives it what it asks Python for."""
+"""The Python side of the native engine: starts and stops the C++ engine, and passes it its Python callbacks."""
 
 import sys
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from .library import load
 
 
 class NativeEngine:
-    """Records by patches of `nn.Module.__call__` and of what runs a backward pass; raises EngineError if not built."""
+    """Records by patches of `nn.Module.__call__` and `_engine_run_backward`; raises EngineError if it is not built."""
 
     kind = "native"
 
@@ -53,13 +53,13 @@ class NativeEngine:
             self._device_times = NativeDeviceTimes(self.native, self.module_names, ring.names, options.device)
 
     def start(self) -> None:
-        """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
+        """Start recording: wrap `nn.Module.__call__` and `_engine_run_backward`."""
         ring = self._ring
-        # One that an interrupt kept from being stopped.
+        # Stop a session that was not stopped because of an interrupt.
         self.native.stop_device_times()
         self.native.stop()
         if self._ranges is not None:
-            call_at_collections(self.native.on_collection)  # does nothing if nothing records
+            call_at_collections(self.native.on_collection)  # does nothing if no session runs
         self.native.start(
             ring.buffer,
             ring.offset,
@@ -87,36 +87,36 @@ class NativeEngine:
 
     def _start_memory(self, names: NameTable) -> None:
         if not self.native.start_memory(*map(names.text, (ALLOCATED, CUDA_ALLOCATED, REFUSED))):
-            warn_without("memory", "another allocator than torch's has taken its place on the CPU")
+            warn_without("memory", "another CPU allocator has replaced torch's")
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _watch_cuda_memory(self.native)
         elif torch.version.cuda is not None:
             _watch_cuda_memory_later(self.native)
 
     def stop(self) -> None:
-        """Stop recording and restore what of torch was wrapped. Thread-safe."""
+        """Stop recording and restore torch's functions. Thread-safe."""
         if self._device_times is not None:
             self._device_times.stop()
         self.native.stop()
         self.finish_notes()
-        # Begun by another thread meanwhile.
+        # Another thread may have started them meanwhile.
         self.native.stop_device_times()
         self._restore()
 
     def finish_notes(self) -> None:
-        """Note what is known of events that were written and not noted with them, before the ring is read."""
+        """Write the costs of operators whose formulas have not run yet, before the ring is read."""
         if self._flops is not None:
             self._flops.answer()
 
     def after_fork(self) -> None:
-        """Stop in a forked child, whose ring is its parent's."""
+        """Stop in a forked child, whose ring belongs to its parent."""
         self.native.after_fork()
         self._restore()
         if self._device_times is not None:
             self._device_times.after_fork()
 
     def _restore(self) -> None:
-        """Restore what of torch was wrapped, and switch off what stays wrapped."""
+        """Restore torch's functions, and switch off the wrappers that stay."""
         for part in (self._ranges, self._flops, self._collectives):
             if part is not None:
                 part.stop()
@@ -140,7 +140,7 @@ def _follow_greenlets() -> None:
 
 @cache
 def _watch_cuda_memory_later(native: ModuleType) -> None:
-    """Watch CUDA's memory when the process begins to use it; asked once, whichever recording runs then."""
+    """Watch CUDA's memory once the process uses CUDA; registered once, for the recording that runs then."""
     torch.cuda._lazy_call(lambda: _watch_cuda_memory(native))  # type: ignore[no-untyped-call]
 
 
@@ -159,14 +159,14 @@ def _patches(native: ModuleType) -> tuple[Patch, ...]:
 
 
 def _copy(function: Any) -> Callable[..., Any]:
-    """Return a function whose calls can run natively, and that torch.compile and torch.profiler take for `function`.
+    """Return a copy of `function` whose calls can run natively, and that torch takes for the original.
 
-    They know a module's call by its code object, and the profiler (with_stack) remembers for good the first that it
-    saw. What cannot be copied is called, for a guard or two more: a callable that is no function, and on Python 3.11,
-    where a wrapper is of a subclass that torch's guards refuse, a function with a closure or defaults.
+    torch.compile and torch.profiler recognize a module's call by its code object, and the profiler (with_stack) keeps
+    the first that it saw. A callable that is not a function is not copied, but called, at the cost of one or two guards
+    more. So is a function with a closure or defaults on Python 3.11, whose copy torch's guards refuse.
     """
     is_function = isinstance(function, FunctionType)
-    if not is_function or (sys.version_info < (3, 12) and any(getattr(function, name) for name in _OF_ITS_OWN)):
+    if not is_function or (sys.version_info < (3, 12) and any(getattr(function, name) for name in _CLOSURE_NAMES)):
         return FunctionType(_pass_on.__code__, {"__builtins__": __builtins__, "wrapped": as_method(function)})
     copy = FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
     copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -174,7 +174,7 @@ def _copy(function: Any) -> Callable[..., Any]:
     return copy
 
 
-_OF_ITS_OWN = "__closure__", "__defaults__", "__kwdefaults__"
+_CLOSURE_NAMES = "__closure__", "__defaults__", "__kwdefaults__"
 
 
 def _pass_on(*args: Any, **kwargs: Any) -> Any:

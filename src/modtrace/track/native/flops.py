@@ -1,7 +1,7 @@
-"""FLOPs: the operators that have a formula, torch's own and a few that it lacks, and what one costs with its inputs.
+"""FLOPs: the formulas of operators, torch's own and a few that it lacks, and the cost of an operator with its inputs.
 
-The formulas are asked once for each operator with inputs of certain shapes, between the user's calls:
-one with every fourth outermost call, and the rest before the ring is read.
+A formula runs once for each operator and shapes of its inputs, between the user's calls: one formula with every fourth
+outermost call, and the others before the ring is read.
 """
 
 import logging
@@ -26,7 +26,7 @@ _MORE_FORMULAS: Mapping[str, Formula] = {
     _ATTENTION_ON_CPU: flop_counter.sdpa_flop,
     f"{_ATTENTION_ON_CPU}_backward": flop_counter.sdpa_backward_flop,
 }
-"""Those that torch up to 2.13 lacks; one that is registered comes first."""
+"""Formulas that torch up to 2.13 lacks; registered formulas take precedence."""
 
 
 def formula_by_operator() -> dict[str, Formula]:
@@ -50,51 +50,51 @@ _WITHOUT_FORMULA = frozenset(
         *("_fft_c2r", "_fft_c2c", "_cdist_forward", "_trilinear", "linalg_lu_factor_ex", "_linalg_svd"),
     )
 )
-"""Operators that compute much without a formula in torch: a recording names those that it met."""
+"""Operators with much work and no formula in torch: a recording names those that it sees."""
 _MAX_FLOPS = 2**63 - 1
 UNKNOWN_FLOPS = -1
 
 
 class NativeFlops:
-    """Answers what the native engine asks to count operators."""
+    """Gives the native engine the operators to count, and writes their costs."""
 
     def __init__(self, native: ModuleType, table: NameTable) -> None:
         self._native, self._table = native, table
         self._formulas: dict[str, Formula] = {}
-        self._registered = 0
-        self._failed: set[str] = set()
-        self._hidden: list[Any] = []  # operators that torch itself would call past its callbacks
+        self._formula_count = 0  # number of formulas in torch's registry at the last read
+        self._failed_names: set[str] = set()
+        self._shown_operators: list[Any] = []  # operators that torch would otherwise call without its callbacks
 
     def start(self) -> None:
-        """Count operators in the session that runs."""
-        self._registered = 0
+        """Count operators in the running session."""
+        self._formula_count = 0
         self._native.start_flops(self._operators, self.answer)
 
     def stop(self) -> None:
-        """Stop counting: torch calls operators as before."""
-        while self._hidden:
-            self._hidden.pop()._enable_pyobj_dispatch(True)
+        """Stop counting: torch calls the operators as before."""
+        while self._shown_operators:
+            self._shown_operators.pop()._enable_pyobj_dispatch(True)
 
     def _operators(self) -> tuple[str, ...] | None:
-        """Return the names of the operators to note; None if they are the same as before."""
-        if self._registered == len(flop_counter.flop_registry):
+        """Return the names of the operators to count; None if they are unchanged."""
+        if self._formula_count == len(flop_counter.flop_registry):
             return None
-        self._registered = len(flop_counter.flop_registry)
+        self._formula_count = len(flop_counter.flop_registry)
         self._formulas = formula_by_operator()
         self._show(operator for operator in flop_counter.flop_registry if not str(operator).startswith("aten."))
         return (*self._formulas, *(_WITHOUT_FORMULA - self._formulas.keys()))
 
     def _show(self, operators: Iterable[Any]) -> None:
-        """Let torch's callbacks see operators of `custom_op`, which torch 2.14 calls in Python, past its dispatcher."""
+        """Let torch's callbacks see operators of `custom_op`, which torch 2.14 calls without its dispatcher."""
         for operator in operators:
             for name in operator._overload_names if isinstance(operator, torch._ops.OpOverloadPacket) else ():
                 overload = getattr(operator, name or "default")
                 if getattr(overload, "_pyobj_dispatcher", None) is not None:
-                    self._hidden.append(overload)
+                    self._shown_operators.append(overload)
                     overload._enable_pyobj_dispatch(False)
 
     def answer(self, at_most: int = sys.maxsize) -> None:
-        """Note what the counted operators cost; a formula may draw random numbers, but takes none of the user's."""
+        """Write the costs of counted operators; a formula's random numbers do not change the user's random state."""
         operators = self._native.take_operators(at_most)
         if not operators:
             return
@@ -107,55 +107,55 @@ class NativeFlops:
         torch.default_generator.set_state(random_state)
 
     def _count(self, name: str, overload: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        """Return what an operator costs."""
+        """Return the FLOPs of an operator; `UNKNOWN_FLOPS` if its formula fails."""
         formula = self._formulas.get(name)
         if formula is None:
             return UNKNOWN_FLOPS
         try:
             with unseen_by_modes():
                 args, kwargs = _as_called(name, overload, inputs)
-                out = outputs[0] if len(outputs) == 1 else tuple(outputs)
-                flops = int(formula(*args, **kwargs, out_val=out))
+                output = outputs[0] if len(outputs) == 1 else tuple(outputs)
+                flops = int(formula(*args, **kwargs, out_val=output))
             if not 0 <= flops <= _MAX_FLOPS:
                 raise OverflowError(f"{flops} FLOPs")
             return flops
         except (Exception, SystemExit) as error:
             if raised_by_handler(error):
                 raise
-            if name not in self._failed:
-                self._failed.add(name)
+            if name not in self._failed_names:
+                self._failed_names.add(name)
                 _log.warning("flops: the formula of %s failed, so it is not counted: %r", name, error)
             return UNKNOWN_FLOPS
 
 
 @cache
 def _device_name(device_type: str) -> str:
-    """Return what a device of this type is called; the type itself for the CPU, and if that is not known."""
+    """Return the name of the device of a type; the type itself for the CPU, or if the name is not known."""
     try:
         return str(torch.get_device_module(device_type).get_device_name())
-    except Exception:  # a backend of one's own can do as it likes
+    except Exception:  # a user's backend may raise anything
         return device_type
 
 
 def _as_called(name: str, overload: str, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments as a dispatch mode gets them: without defaults at the end, and some by keyword."""
+    """Return the arguments as a dispatch mode gets them: keyword-only ones by name, and no defaults at the end."""
     args: list[Any] = []
-    kept = 0
+    given_count = 0  # number of positional arguments up to the last one that is not the default
     kwargs = {}
     for (argument, has_default, default, kwarg_only), value in zip(_arguments(name, overload), inputs, strict=True):
         is_same = type(value) is type(default) and not isinstance(value, torch.Tensor) and value == default
         is_given = not (has_default and is_same)
         if not kwarg_only:
             args.append(value)
-            kept = len(args) if is_given else kept
+            given_count = len(args) if is_given else given_count
         elif is_given:
             kwargs[argument] = value
-    return args[:kept], kwargs
+    return args[:given_count], kwargs
 
 
 @cache
 def _arguments(name: str, overload: str) -> list[tuple[str, bool, Any, bool]]:
-    """Return of each argument of an operator its name, whether it has a default, which, and if it is keyword-only."""
+    """Return (name, whether there is a default, the default, whether it is keyword-only) for each argument."""
     namespace, _, operator = name.partition("::")
     schema = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")._schema
     return [(a.name, a.has_default_value(), a.default_value, a.kwarg_only) for a in schema.arguments]

@@ -1,4 +1,4 @@
-"""The built engine for the installed torch: which one it is, whether it may be loaded, and loading it."""
+"""The built engine for the installed torch: its path, whether it is safe to load, and loading it."""
 
 import hashlib
 import importlib.machinery
@@ -22,17 +22,17 @@ from ...ring import slot_format
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", Path(slot_format.__file__)]
-"""The files that a library depends on: the code, and how it is compiled."""
+"""The files that a library depends on: its code, and the script that compiles it."""
 _PACKAGE = "modtrace_engine"
-"""Where a wheel has engines that are built already; see `scripts/wheels`."""
+"""The package that has built engines in a wheel; see `scripts/wheels`."""
 _PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))  # here, as it imports a module
 HINT = "The Python engine needs no build: engine='python', or 'auto'."
 FAILURE = "failure.txt"
-"""Beside where the library would be: why it could not be built."""
+"""The file, in the folder of the library, with the reason of a failed build."""
 
 
 def native_path() -> Path:
-    """Return the path in the cache that the engine for this torch, Python and source has once it is built."""
+    """Return the path in the cache of the engine for this torch, Python and source, built or not."""
     return cache_home() / native_folder() / f"{LIBRARY_NAME}.so"
 
 
@@ -52,9 +52,9 @@ def native_folder() -> str:
 
 
 def _torch_abi() -> list[str]:
-    """Return what differs between builds of one version of torch: their ABI, and the sizes of their libraries.
+    """Return the values that differ between builds of one version of torch: the ABI, and the sizes of the libraries.
 
-    `torch.__config__` knows their compilers, but to ask it starts CUDA's driver, which forked children then cannot use.
+    `torch.__config__` knows the compiler, but reading it starts CUDA's driver, which forked children then cannot use.
     """
     libraries = sorted(Path(torch.__file__).with_name("lib").glob("libtorch_*"))
     abi = torch.compiled_with_cxx11_abi(), getattr(torch._C, "_PYBIND11_BUILD_ABI", None)
@@ -62,7 +62,7 @@ def _torch_abi() -> list[str]:
 
 
 def find_library() -> Path:
-    """Return the engine of the cache, else of a wheel; raises EngineError if none is, or others may have changed it."""
+    """Return the engine in the cache, else in a wheel; raises EngineError if there is none, or it is not safe."""
     try:
         path = native_path()
         problem = _problem(path)
@@ -72,7 +72,7 @@ def find_library() -> Path:
         problem = str(error)
     except OSError as error:
         problem = f"{error.filename} cannot be read: {error.strerror}"
-    # Whoever may write into the package may also change this code.
+    # No check: a user who can write into the package can also change this code.
     package = importlib.util.find_spec(_PACKAGE)
     for folder in (package and package.submodule_search_locations) or ():
         packaged = Path(folder, native_folder(), f"{LIBRARY_NAME}.so")
@@ -82,7 +82,7 @@ def find_library() -> Path:
 
 
 def is_built() -> bool:
-    """Return whether the engine for this torch is there, and may be loaded."""
+    """Return whether the engine for this torch is built, and is safe to load."""
     try:
         find_library()
     except EngineError:
@@ -91,28 +91,28 @@ def is_built() -> bool:
 
 
 def _problem(path: Path) -> str | None:
-    """Return why the library in the cache is not to be loaded, None if it may be."""
+    """Return the reason not to load the library in the cache; None if it is safe."""
     if sys.platform != "linux":
         return "it is for Linux"
     if not path.is_file():
         if (path.parent / FAILURE).is_file():
             return f"{(path.parent / FAILURE).read_text('utf-8')}; `modtrace build` tries again"
         return f"it is not built for torch {torch.__version__}; run `modtrace build`"
-    for place in (path.parent.parent, path.parent, path):
-        if (distrust := why_distrusted(place)) is not None:
+    for checked_path in (path.parent.parent, path.parent, path):
+        if (distrust := why_distrusted(checked_path)) is not None:
             return distrust
     return None
 
 
-def why_distrusted(place: Path) -> str | None:
-    """Return why another user may have changed this file or folder; None if no other user can have."""
-    status, trusted = place.stat(), (0, os.geteuid())
-    if status.st_uid not in trusted or place.lstat().st_uid not in trusted:  # the second one of the link, if it is one
-        return f"{place} belongs to another user ({status.st_uid}); name a folder of your own in MODTRACE_CACHE"
-    # In a folder as /tmp, others can add files and not replace them.
-    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
-        return f"{place} can be written by others; run `chmod go-w {shlex.quote(str(place))}`"
+def why_distrusted(path: Path) -> str | None:
+    """Return the reason why another user could have changed a file or folder; None if no other user could."""
+    status, trusted_ids = path.stat(), (0, os.geteuid())
+    if status.st_uid not in trusted_ids or path.lstat().st_uid not in trusted_ids:  # `lstat`: the owner of a link
+        return f"{path} belongs to another user ({status.st_uid}); name a folder of your own in MODTRACE_CACHE"
+    # In a folder such as /tmp, other users can add files, but cannot replace files.
+    is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
+        return f"{path} can be written by others; run `chmod go-w {shlex.quote(str(path))}`"
     return None
 
 
@@ -127,18 +127,18 @@ def _load() -> ModuleType:
         loader.exec_module(module)
     except ImportError as error:
         raise EngineError(f"{path} cannot be loaded: {error}; run `modtrace build --force`") from error
-    # Whether or not a recording runs: threads that the child does not have may have held its locks.
+    # Even if no recording runs: threads that the child does not have may have held the engine's locks.
     in_forked_child(module.after_fork)
     return module
 
 
 def forget_loaded() -> None:
-    """Look for the engine again when it is loaded next: it was built."""
+    """Search for the engine again at the next load, after a build."""
     _load.cache_clear()
 
 
 def why_unavailable() -> str | None:
-    """Return why the native engine cannot be had in this process, and what to do; None if it can."""
+    """Return why the native engine cannot be loaded in this process, and a remedy; None if it can."""
     try:
         _load()
     except EngineError as error:
@@ -150,7 +150,7 @@ def load() -> ModuleType:
     """Load the built engine's extension module.
 
     Raises:
-        EngineError: it is not built for this torch, may have been changed by others, or does not load.
+        EngineError: it is not built for this torch, other users could have changed it, or it does not load.
     """
     try:
         return _load()

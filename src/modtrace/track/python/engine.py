@@ -1,11 +1,11 @@
-"""The Python engine: Python only, and few hooks.
+"""The Python engine: pure Python, with hooks on few autograd nodes.
 
-Nodes of one thread's graph run in descending order of their sequence numbers. So it is enough to hook the newest
-node of each segment, a run of nodes that one call made itself: when it runs, "the backward of this call goes on", and
-that ends whatever went on before. A segment ends where an inner call is entered: its newest node is then most often
-among the inner call's inputs. It also ends where the call itself is left: then the node is among its outputs. Where it
-is among neither, the call's graph is searched for it, at its exit, and then the graph of a pass, when that begins. One
-callback of torch says "backward is over".
+Nodes of one thread's graph run in descending order of their sequence numbers. So only the newest node of each segment
+is hooked; a segment is a run of nodes that one call made itself. When that node runs, the backward of its call goes on,
+and the backward that ran before is interrupted or over. A segment ends when an inner call is entered, and when its own
+call ends: its newest node usually made one of the inner call's inputs, or of the call's outputs. Otherwise the call's
+graph is searched for the node at the call's exit, and the graph of a pass at the pass's start. One callback of torch
+reports the end of backward.
 """
 
 import itertools
@@ -63,7 +63,7 @@ class NameCounters(NamedTuple):
 
     name: int  # id of the name
     next_forward: Callable[[], int]  # counts forward calls
-    next_recompute: Callable[[], int]  # counts those that a checkpoint runs again
+    next_recompute: Callable[[], int]  # counts calls that a checkpoint runs again
 
 
 class PythonEngine(SegmentHooks[ThreadState]):
@@ -95,18 +95,18 @@ class PythonEngine(SegmentHooks[ThreadState]):
         self._graph_tasks = GraphTasks(self._write, self._threads.get, on_error)
         self.on_segment_start = self._graph_tasks.make_segment_hook(self._local, self.ends_early)
         self._write_sync_mark = SyncMarks(self, ring.names)
-        # Returns the number of the next call of what runs a backward pass, from 1.
+        # Returns the number of the next backward pass, from 1.
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self.reruns = CheckpointReruns()
         self._collectives = PythonCollectives(self, ring.names, on_error)
         self._collections = PythonCollections() if options.ranges else None
         self._bits_by_tid: dict[int, int] = {}
         self._next_gradients = itertools.count().__next__, itertools.count().__next__
-        self._active = self._steps_told = False
-        self._gradients_given = 0
+        self._active = self._has_steps = False
+        self._gradient_passes = 0
 
     def start(self) -> None:
-        """Start recording: wrap `nn.Module.__call__` and what runs a backward pass; one Python engine at a time."""
+        """Start recording: wrap `nn.Module.__call__` and `_engine_run_backward`; one Python engine at a time."""
         self._active = self._graph_tasks.active = True
         _PATCH.install(self)
         PASS_PATCH.install(self)
@@ -115,7 +115,7 @@ class PythonEngine(SegmentHooks[ThreadState]):
                 part.start()
 
     def stop(self) -> None:
-        """Stop recording and restore what of torch was wrapped; hooks that live graphs still hold become no-ops."""
+        """Stop recording and restore torch's functions; hooks that living graphs still hold become no-ops."""
         self.finish_notes()
         self._active = self._graph_tasks.active = False
         _PATCH.uninstall()
@@ -125,7 +125,7 @@ class PythonEngine(SegmentHooks[ThreadState]):
                 part.stop()
 
     def finish_notes(self) -> None:
-        """Write the garbage collections that have ended, on threads that have a number, before the ring is read."""
+        """Write the garbage collections that have ended, on threads with a number, before the ring is read."""
         if self._active and self._collections is not None:
             for collection in self._collections.read():
                 if (bits := self._bits_by_tid.get(collection.tid)) is not None:
@@ -139,16 +139,16 @@ class PythonEngine(SegmentHooks[ThreadState]):
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread, and before it the garbage collections since the last one."""
         self.finish_notes()
-        self._steps_told = self._steps_told or kind in (Kind.STEP, Kind.OPTIMIZER_STEP)
+        self._has_steps = self._has_steps or kind in (Kind.STEP, Kind.OPTIMIZER_STEP)
         self._write(kind << KIND_SHIFT | self._threads.get().bits | name, value)
 
     @skip_all
     def begin_pass(self, number: int, outputs: object, inputs: Sequence[Any]) -> None:
-        """Write that this thread calls what runs a backward pass from `outputs`."""
+        """Write the start of a backward pass from `outputs` on this thread."""
         if self._active:
             try:
-                if (tell := self.on_boundary) is not None:
-                    tell("backward")
+                if (on_boundary := self.on_boundary) is not None:
+                    on_boundary("backward")
                 self.write_event(Kind.PASS_BEGIN, NO_NAME, number)
                 super().begin_pass(number, outputs, inputs)
             except Exception as error:
@@ -156,39 +156,39 @@ class PythonEngine(SegmentHooks[ThreadState]):
 
     @skip_all
     def end_pass(self, number: int) -> None:
-        """Write that the pass of this number returned or raised."""
+        """Write the end of the pass of this number, which returned or raised."""
         super().end_pass(number)
         self.operators.end_late()
         if self._active:
             try:
                 self.write_event(Kind.PASS_END, NO_NAME, number)
                 self._graph_tasks.end_failed(self._threads.get(), is_alone=not self.passes)
-                if (tell := self.on_boundary) is not None:
-                    tell(None)
+                if (on_boundary := self.on_boundary) is not None:
+                    on_boundary(None)
             except Exception as error:
                 self._on_error(error)
 
-    def _tell_end(self, number: int, kind: str) -> None:
+    def _report_end(self, number: int, kind: str) -> None:
         is_due = number & (number - 1) == 0 or (number - 1) & (number - 2) == 0
-        if is_due and not self._steps_told and (tell := self.on_end) is not None:
-            tell(number, kind)
+        if is_due and not self._has_steps and (on_end := self.on_end) is not None:
+            on_end(number, kind)
 
     @skip_all
     def note_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Write that a pass has given gradients to leaf tensors, where it may so have ended a training step."""
-        if self._active and not self._steps_told:
+        """Write that a pass has given gradients to leaf tensors, if that may end a training step."""
+        if self._active and not self._has_steps:
             try:
                 if current_graph_task() == NO_GRAPH_TASK and gives_gradients(args):
                     returned = int(not kwargs.get("accumulate_grad"))
                     self.write_event(Kind.GRADIENTS, returned, self._next_gradients[returned]())
-                    self._gradients_given += 1
-                    self._tell_end(self._gradients_given, "backward")
+                    self._gradient_passes += 1
+                    self._report_end(self._gradient_passes, "backward")
             except Exception as error:
                 self._on_error(error)
 
     @skip_all
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFrame | None:
-        """Write that `module` is called with these inputs; None if the call is not recorded."""
+        """Write the start of a call of `module`, and return its frame; None if the call is not recorded."""
         if not self._active:
             return None
         try:
@@ -240,9 +240,9 @@ class PythonEngine(SegmentHooks[ThreadState]):
             frame.index_bits = call_index << SEQUENCE_BITS
             frame.entry_seq = frame.segment_start_seq = sequence
             frame.keywords_id = id(kwargs)
-            if (tell := self.on_boundary) is not None:
+            if (on_boundary := self.on_boundary) is not None:
                 if depth == 1:
-                    tell("forward", module, (*args, *kwargs.values()))
+                    on_boundary("forward", module, (*args, *kwargs.values()))
                 self.operators.enter(name)
             meta, value = enter_kind | bits, frame.index_bits | sequence & SEQUENCE_MASK
             try:
@@ -264,20 +264,20 @@ class PythonEngine(SegmentHooks[ThreadState]):
     def _runs_again(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outer: CallFrame, graph_task: int
     ) -> bool:
-        """Whether a checkpoint makes this call, which is inside a graph task."""
+        """Return whether a checkpoint makes this call, which is inside a graph task."""
         if outer.graph_task == graph_task:
             return outer.call_id & RECOMPUTE_BIT != 0
         return self.reruns.runs_again(module, (*args, *kwargs.values()))
 
     @skip_all
     def innermost_called_with(self, kwargs: dict[str, Any]) -> CallFrame | None:
-        """Return the frame of the thread's innermost call if this very dictionary holds its keyword arguments."""
+        """Return the frame of the thread's innermost call if its keyword arguments are this very dictionary."""
         thread: ThreadState | None = getattr(self._local, "value", None)
         return None if thread is None else thread.innermost_called_with(kwargs)
 
     @skip_all
     def exit(self, frame: CallFrame, output: object) -> None:
-        """Write that the call returned `output`, or None if it raised."""
+        """Write the end of a call, which returned `output`, or None if it raised."""
         if not self._active:
             return
         try:
@@ -287,8 +287,8 @@ class PythonEngine(SegmentHooks[ThreadState]):
             depth = frame.depth - 1
             if self.on_boundary is not None:
                 self.operators.leave()
-            # An interrupt between an inner call's enter and its try can have left inner frames open, and a greenlet
-            # that another one interrupted can find its own gone.
+            # After an interrupt between an inner call's enter and its `try`, inner frames are still open. After an
+            # interrupt by another greenlet, this frame may be closed already.
             if thread.stack_depth > depth:
                 thread.stack_depth = depth
             made_nodes = sequence != frame.segment_start_seq
@@ -302,24 +302,26 @@ class PythonEngine(SegmentHooks[ThreadState]):
             frame.module = None
             thread.frames[depth].segment_start_seq = sequence
             if depth == 0:
-                if (tell := self.on_boundary) is not None:
-                    tell(None)
-                if not self._steps_told and frame.graph_task == NO_GRAPH_TASK:
-                    self._tell_end(self._next_call(), "forward")
+                if (on_boundary := self.on_boundary) is not None:
+                    on_boundary(None)
+                if not self._has_steps and frame.graph_task == NO_GRAPH_TASK:
+                    self._report_end(self._next_call(), "forward")
         except Exception as error:
             self._on_error(error)
 
     def _undo_enter(self, frame: CallFrame, meta: int, value: int) -> None:
-        """Exit a call that an interrupt kept from being made; its exit is written if its enter was."""
+        """Exit a call that an interrupt prevented; its exit event is written only if its enter event was."""
         frame.thread.stack_depth = frame.depth - 1
         slots = self._ring.slots()
         if ((slots[:, 0] & (1 << LAP_SHIFT) - 1 == meta) & (slots[:, 2] == value)).any():
             self.exit(frame, None)
 
     def _make_thread(self) -> ThreadState:
-        self.finish_notes()  # those of threads without a number are left out
+        self.finish_notes()  # collections on threads without a number are left out
         thread = ThreadState(self._numbers.number() << THREAD_SHIFT)
-        self._bits_by_tid.setdefault(threading.get_native_id(), thread.bits)  # those of greenlets are their thread's
+        self._bits_by_tid.setdefault(
+            threading.get_native_id(), thread.bits
+        )  # a greenlet's collections go to its thread
         return thread
 
     def _resolve(self, module: nn.Module, outer_name: int, thread: ThreadState) -> NameCounters:
@@ -335,15 +337,15 @@ class PythonEngine(SegmentHooks[ThreadState]):
 
 def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
-        __tracebackhide__ = __traceback_hide__ = True  # pytest and IPython, and Sentry and Werkzeug, leave it out
+        __tracebackhide__ = __traceback_hide__ = True  # hides the frame in pytest and IPython, Sentry and Werkzeug
         engine = wrapper.observer
         if is_dynamo_compiling() or engine is None:
             return wrapper.wrapped(self, *args, **kwargs)
         frame = None
-        # It begins before the call is entered: a line between would be one more place for an interrupt.
+        # `try` starts before the call is entered: an interrupt between the two would lose the exit.
         try:
             frame = engine.enter(self, args, kwargs)
-            # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
+            # torch.profiler (with_stack) needs the frame that this branch skips to recognize a module's call.
             if wrapper.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
                 output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             else:
@@ -352,7 +354,7 @@ def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
                 engine.exit(frame, output)
             return output
         except BaseException:
-            # An interrupt can come just after the call was entered, and while it was left.
+            # An interrupt can come just after the call was entered, or during its exit.
             if frame is None:
                 frame = engine.innermost_called_with(kwargs)
             if frame is not None and frame.module is not None:

@@ -1,4 +1,4 @@
-"""Garbage collections, for the Python engine: when each ran, on which thread, and who began it."""
+"""Garbage collections, for the Python engine: the time, the thread and the trigger of each."""
 
 import gc
 import threading
@@ -25,49 +25,49 @@ from ..event_sink import call_at_collections
 class Collection(NamedTuple):
     """A garbage collection of at least `MIN_COLLECTION_NS`."""
 
-    tid: int  # the thread that collected, as the system knows it
-    end_ns: int  # when it ended
-    value: int  # of its event
+    tid: int  # the system's id of the thread that collected
+    end_ns: int  # time of its end
+    value: int  # value of its event
 
 
 class _Notes(deque[Any]):
     start = stop = property(fset=deque.append)
-    """Setting the attribute that is called like the phase appends what `gc` says."""
+    """Setting the attribute named as a phase of `gc` appends the value: the `info` of `gc`."""
 
 
 _notes = _Notes(maxlen=1 << 16)
-"""For each begin and end: which it is, what `_READ` say then, and what `gc` says. The last ones, if none is read."""
-_READ = (time.monotonic_ns, threading.get_native_id, gc.isenabled, gc.get_count, gc.get_threshold)
+"""At each start and end of a collection: phase, the values of `_READERS`, the `info` of `gc`. Old notes drop out."""
+_READERS = (time.monotonic_ns, threading.get_native_id, gc.isenabled, gc.get_count, gc.get_threshold)
 
 
 def _calling(function: Callable[[Any], object]) -> Callable[[str, Any], object]:
-    """Return what calls a function with the first of two arguments."""
+    """Return a callable, not written in Python, that calls a function with the first of two arguments."""
     return property(function).__get__
 
 
 _CALLBACKS: tuple[Callable[[Any, Any], object], ...] = (
     _calling(_notes.append),
-    _calling(partial(next, map(_notes.append, zip(*(starmap(read, repeat(())) for read in _READ), strict=False)))),
+    _calling(partial(next, map(_notes.append, zip(*(starmap(read, repeat(())) for read in _READERS), strict=False)))),
     partial(setattr, _notes),
 )
 
 
 class PythonCollections:
-    """Reads what was noted of garbage collections; the callbacks stay in their place, and keep only the last notes.
+    """Reads the notes on garbage collections; the callbacks that write them stay, and keep only the last notes.
 
-    Python ignores an interrupt that comes in a callback with bytecode. So these callbacks are put together of C
-    functions of the standard library. They only note what `gc` says, the time and the thread; the engine writes the
-    events later, before its own next one.
+    Python ignores an interrupt that comes in a callback with bytecode. So these callbacks consist of C functions of the
+    standard library. They only note the `info` of `gc`, the time and the thread; the engine writes the events later,
+    before its own next event.
     """
 
     def __init__(self) -> None:
-        self._began: tuple[Any, ...] = ()
+        self._start_note: tuple[Any, ...] = ()
 
     def start(self) -> None:
-        """Begin with the next collection."""
+        """Start with the next collection."""
         call_at_collections(*_CALLBACKS)
         _notes.clear()
-        self._began = ()
+        self._start_note = ()
 
     def read(self) -> Iterator[Collection]:
         """Yield the collections that have ended since this was last called."""
@@ -75,12 +75,12 @@ class PythonCollections:
             return
         notes = []
         with suppress(IndexError):  # another thread has read them
-            # Without bytecode, so that no other thread comes in between.
+            # Without bytecode, so that no other thread can run in between.
             notes = list(starmap(_notes.popleft, repeat((), len(_notes))))
-        for phase, read, info in zip(*[iter(notes)] * 3, strict=False):
-            began, self._began = self._began, read if phase == "start" else ()
-            if phase == "stop" and began and read[0] - began[0] >= MIN_COLLECTION_NS:
-                yield Collection(read[1], read[0], _value(read[0] - began[0], info) | _trigger_bit(*began[2:]))
+        for phase, note, info in zip(*[iter(notes)] * 3, strict=False):
+            start_note, self._start_note = self._start_note, note if phase == "start" else ()
+            if phase == "stop" and start_note and (duration_ns := note[0] - start_note[0]) >= MIN_COLLECTION_NS:
+                yield Collection(note[1], note[0], _value(duration_ns, info) | _trigger_bit(*start_note[2:]))
 
 
 def _value(duration_ns: int, info: Mapping[str, int]) -> int:
@@ -89,8 +89,8 @@ def _value(duration_ns: int, info: Mapping[str, int]) -> int:
 
 
 def _trigger_bit(is_enabled: bool, count: Sequence[int], threshold: Sequence[int]) -> int:
-    """Return who began a collection: Python does once its youngest generation exceeds its threshold, if that is not 0.
+    """Return the trigger of a collection: Python collects if the youngest generation exceeds its threshold above 0.
 
-    So it never does when gc.collect() is called, but while the collector is disabled.
+    If not, or while the collector is disabled, a call of `gc.collect` started the collection.
     """
     return AUTOMATIC_BIT if is_enabled and 0 < threshold[0] < count[0] else REQUESTED_BIT

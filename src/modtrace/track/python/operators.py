@@ -1,8 +1,8 @@
-"""Which operators run where, for the Python engine, in the few steps that are looked at.
+"""Operators by the place that runs them, for the Python engine, in sampled steps.
 
-torch notes them by the profiler that it had before Kineto. That begins in 5 µs, sees the thread that begins it, and
-reads a clock where an operator begins and ends. It changes nothing of what is computed. Only one profiler can run on a
-thread: so this one begins where no other runs, and ends where another one begins.
+torch's profiler from before Kineto reports them. It starts in 5 µs, sees only the thread that starts it, and reads a
+clock at the start and the end of an operator. It does not change results. Only one profiler can run on a thread: so
+this one starts only if no other profiler runs, and ends when another profiler starts.
 """
 
 import gc
@@ -21,101 +21,101 @@ from ..ranges import category_of
 from ..unseen import skip_all, skip_frame
 
 _READ_NS = 200_000_000
-"""After so long the noted operators are counted, where a span begins: each takes 150 bytes or more."""
+"""Time after which the next span counts the recorded operators: each record has at least 150 bytes."""
 _MAX_NS = 5_000_000_000
-"""After so long without any span, none are noted any more."""
+"""Maximum time without any span: after that, operators are not recorded any more."""
 _OUTSIDE, _IN_PASSES, _IN_OPTIMIZERS = -1, -2, -3
-"""The places of operators that are in no module, as the native engine has it."""
+"""Places of operators outside all modules; the native engine uses the same values."""
 _IN_LOADERS = -4
-_LEFT = -5
-"""In place of a place: the one that was entered last is left."""
+_EXIT = -5
+"""A mark that is not a place: the last entered place is left."""
 _PLACES = {"backward": _IN_PASSES, "optimizer": _IN_OPTIMIZERS, "data loading": _IN_LOADERS}
-_scope: Any = int
-_NODE, _USERS = _scope(RecordScope.BACKWARD_FUNCTION), _scope(RecordScope.USER_SCOPE)
+_as_int: Any = int
+_NODE_SCOPE, _USER_SCOPE = _as_int(RecordScope.BACKWARD_FUNCTION), _as_int(RecordScope.USER_SCOPE)
 _CHECKPOINT = "CheckpointFunction"
-"""A reentrant checkpoint: its operators are those of the modules that are called in it."""
-_EVALUATED, _NODES, _WITH_HOOKS = "autograd::engine::evaluate_function: ", "nodes", "nodes and hooks"
+"""The node of a reentrant checkpoint: its operators belong to the modules that are called in it."""
+_EVALUATE_PREFIX, _NODES, _NODES_AND_HOOKS = "autograd::engine::evaluate_function: ", "nodes", "nodes and hooks"
 
 _autograd: Any = torch._C._autograd
-# Not what is put in its place. torch calls it deprecated: where it is gone, no operators are counted.
-_begin_noting: Any = getattr(_autograd, "_enable_profiler_legacy", None)
-_BEGIN_PROFILERS = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
+# The original, not our patch of it. torch calls it deprecated: without it, no operators are counted.
+_enable_profiler: Any = getattr(_autograd, "_enable_profiler_legacy", None)
+_PROFILER_MODULES = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
 _running: list[Any] = []
-"""The counts whose profiler runs: one, and those whose thread has not ended theirs yet."""
+"""The `OperatorCounts` whose profiler runs: the current one, and stopped ones whose thread has not ended theirs yet."""
 
 
 class OperatorCounts:
-    """Counts operators by where they run, on the thread that began the recording, while a step is looked at.
+    """Counts operators by the place that runs them, on the thread that started the recording, in sampled steps.
 
     Attributes:
         is_running: whether the profiler runs.
-        is_whole: whether those between spans are counted too, which may be many before the next span begins.
+        counts_gaps: whether operators between spans are counted too, of which there may be many.
     """
 
     def __init__(self, events: EventSink) -> None:
-        self.is_running = self.is_whole = self._is_looked_at = False
-        self._is_off = _begin_noting is None
+        self.is_running = self.counts_gaps = self._is_sampling = False
+        self._is_off = _enable_profiler is None
         self._events, self._thread = events, 0
         self._gaps: Callable[..., object] = bool
-        self._marks: list[tuple[int, int]] = []  # when each place was entered or left, while it runs
-        self._open: list[int] = []  # the places that are open where reading goes on
-        self._began_ns = 0
+        self._marks: list[tuple[int, int]] = []  # (time in ns, place) of each enter and exit while the profiler runs
+        self._open: list[int] = []  # the open places at the first event that is not counted yet
+        self._start_ns = 0
         self._totals: dict[tuple[int, str], list[int]] = {}
 
     def start(self) -> None:
-        """Be told where a profiler begins, on this thread."""
+        """Watch for other profilers that start, on this thread."""
         self._thread = threading.get_ident()
         _PATCH.install(_running)
 
     def stop(self) -> None:
-        """Count no more."""
-        self._is_looked_at = False
+        """Stop counting."""
+        self._is_sampling = False
         self.end_profiler()
         if not self.is_running:
             _PATCH.uninstall()
-        elif _end_stopped not in gc.callbacks:  # another thread ends it where it collects garbage
+        elif _end_stopped not in gc.callbacks:  # the profiler's thread ends it at its next garbage collection
             gc.callbacks.append(_end_stopped)
 
     def begin_outside(self, gaps: Callable[..., object]) -> None:
-        """Count from now on, if this is the thread; `gaps` is told of each boundary."""
+        """Start counting, if this is the thread of the recording; `gaps` is called at each boundary."""
         if threading.get_ident() == self._thread:
             self.end_profiler()
             self._totals.clear()
             self._open.clear()
-            self._gaps, self._events.on_boundary, self._is_looked_at = gaps, self._at_boundary, True
-            self._begin_profiler()
+            self._gaps, self._events.on_boundary, self._is_sampling = gaps, self._at_boundary, True
+            self._start_profiler()
 
     def end_outside(self) -> list[tuple[int, str, int, int]]:
-        """Return the operators: where they ran, below 0 or the id of a module's name, their names, calls and ns."""
-        self._is_looked_at = False
+        """Stop counting; return (place: below 0 or a name id, operator, number of calls, ns) of each operator."""
+        self._is_sampling = False
         self.end_profiler()
         counted = [(place, name, calls, ns) for (place, name), (calls, ns) in self._totals.items()]
         self._totals.clear()
         return counted
 
-    def _at_boundary(self, begins: str | None, *call: Any) -> None:
-        self._gaps(begins, *call)
-        if begins is None:
+    def _at_boundary(self, name: str | None, *call: Any) -> None:
+        self._gaps(name, *call)
+        if name is None:
             self.leave()
         else:
-            kind = begins if begins in _PLACES else category_of(begins)
+            kind = name if name in _PLACES else category_of(name)
             self.enter(_PLACES.get(kind, self._open[-1] if self._open else _OUTSIDE))
 
     def enter(self, place: int) -> None:
-        """Note that a place is entered, such as the module whose name has this id."""
-        if self._is_looked_at and threading.get_ident() == self._thread:
+        """Note that a place is entered: a place below 0, or the module whose name has this id."""
+        if self._is_sampling and threading.get_ident() == self._thread:
             self._mark(place)
-            if self.is_running and (took := time.time_ns() - self._began_ns) > _READ_NS:
-                self._is_off |= took > _MAX_NS
+            if self.is_running and (elapsed_ns := time.time_ns() - self._start_ns) > _READ_NS:
+                self._is_off |= elapsed_ns > _MAX_NS
                 self.end_profiler()
-            self._begin_profiler()
+            self._start_profiler()
 
     def leave(self) -> None:
-        """Note that what was entered last is left."""
-        if self._is_looked_at and threading.get_ident() == self._thread:
-            self._mark(_LEFT)
-            depth = len(self._open) + sum(-1 if place == _LEFT else 1 for _, place in self._marks)
-            if not self.is_whole and depth <= 0:
+        """Note that the last entered place is left."""
+        if self._is_sampling and threading.get_ident() == self._thread:
+            self._mark(_EXIT)
+            depth = len(self._open) + sum(-1 if place == _EXIT else 1 for _, place in self._marks)
+            if not self.counts_gaps and depth <= 0:
                 self.end_profiler()
 
     def _mark(self, place: int) -> None:
@@ -124,81 +124,83 @@ class OperatorCounts:
         else:
             self._follow(place)
 
-    def _begin_profiler(self) -> None:
-        is_due = (self.is_whole or self._open) and not self.is_running and not self._is_off
-        if is_due and not _autograd._profiler_enabled() and not _is_heeded() and current_graph_task() == NO_GRAPH_TASK:
-            self.is_running, self._began_ns = True, time.time_ns()
+    def _start_profiler(self) -> None:
+        is_due = (self.counts_gaps or self._open) and not self.is_running and not self._is_off
+        if not is_due or _autograd._profiler_enabled() or current_graph_task() != NO_GRAPH_TASK:
+            return
+        if not _profiler_affects_torch():
+            self.is_running, self._start_ns = True, time.time_ns()
             _running.append(self)
             config = ProfilerConfig(ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig())
-            _begin_noting(config)
+            _enable_profiler(config)
 
     def end_late(self) -> None:
-        """End the profiler if the look is over: it ended in a pass, or on another thread, where it could not be."""
-        if self.is_running and not self._is_looked_at:
+        """End the profiler if sampling ended in a pass, or on another thread, where the profiler could not end."""
+        if self.is_running and not self._is_sampling:
             self.end_profiler()
 
     def end_profiler(self) -> None:
-        """End the profiler, if this thread runs it, and count what it has noted."""
-        # Where a node runs, torch would take the end back.
+        """End the profiler, if this thread runs it, and count the operators that it has recorded."""
+        # While a node runs, torch would undo the end.
         if self.is_running and threading.get_ident() == self._thread and current_graph_task() == NO_GRAPH_TASK:
             self.is_running = False
             _running.remove(self)
             try:
-                noted = _autograd._disable_profiler_legacy()
-            except RuntimeError:  # it was begun where torch took that back
-                noted = []
+                events_by_thread = _autograd._disable_profiler_legacy()
+            except RuntimeError:  # torch had undone its start
+                events_by_thread = []
             marks, self._marks = self._marks, []
-            for events in noted:
-                if events and events[0].kind() == "mark":  # of this thread: it says that it begins
+            for events in events_by_thread:
+                if events and events[0].kind() == "mark":  # only the profiler's own thread has a mark of its start
                     self._count(events, marks)
 
     def _count(self, events: list[Any], marks: list[tuple[int, int]]) -> None:
-        """Add the operators that no other is around, where they began."""
-        outer, with_hooks, begun, followed = None, dict[int, int](), ("", 0), 0
+        """Add the outermost operators to the places in which they start."""
+        outer_handle, node_starts, operator, mark_index = None, dict[int, int](), ("", 0), 0
         for event in events:
-            is_begin, handle = event.kind() == "push", event.handle()
-            if outer is not None:
-                if handle == outer and not is_begin:
-                    outer = None
-                    self._add(*begun, event)
-            elif is_begin and event.scope() != _USERS and event.name() != _CHECKPOINT:
-                began_ns = int(event.start_us() * 1e3)
-                while followed < len(marks) and marks[followed][0] <= began_ns:
-                    self._follow(marks[followed][1])
-                    followed += 1
+            is_start, handle = event.kind() == "push", event.handle()
+            if outer_handle is not None:
+                if handle == outer_handle and not is_start:
+                    outer_handle = None
+                    self._add(*operator, event)
+            elif is_start and event.scope() != _USER_SCOPE and event.name() != _CHECKPOINT:
+                start_ns = int(event.start_us() * 1e3)
+                while mark_index < len(marks) and marks[mark_index][0] <= start_ns:
+                    self._follow(marks[mark_index][1])
+                    mark_index += 1
                 name = event.name()
-                if name.startswith(_EVALUATED):
-                    with_hooks[handle] = began_ns
+                if name.startswith(_EVALUATE_PREFIX):
+                    node_starts[handle] = start_ns
                 else:
-                    outer, begun = handle, (_NODES if event.scope() == _NODE else name, began_ns)
-            elif not is_begin and handle in with_hooks:
-                self._add(_WITH_HOOKS, with_hooks.pop(handle), event)
-        for _, mark in marks[followed:]:
-            self._follow(mark)
+                    outer_handle, operator = handle, (_NODES if event.scope() == _NODE_SCOPE else name, start_ns)
+            elif not is_start and handle in node_starts:
+                self._add(_NODES_AND_HOOKS, node_starts.pop(handle), event)
+        for _, place in marks[mark_index:]:
+            self._follow(place)
 
-    def _add(self, name: str, began_ns: int, end: Any) -> None:
+    def _add(self, name: str, start_ns: int, end: Any) -> None:
         place = self._open[-1] if self._open else _OUTSIDE
-        # What runs forward again in a pass is a part of it.
+        # A forward that runs again in a pass is a part of the pass.
         if place != _IN_LOADERS and (place == _IN_PASSES or _IN_PASSES not in self._open):
             total = self._totals.setdefault((place, name), [0, 0])
             total[0] += 1
-            total[1] += int(end.start_us() * 1e3) - began_ns
+            total[1] += int(end.start_us() * 1e3) - start_ns
 
     def _follow(self, place: int) -> None:
-        if place != _LEFT:
+        if place != _EXIT:
             self._open.append(place)
         elif self._open:
             self._open.pop()
 
 
 def _end_stopped(_phase: str, _info: object) -> None:
-    """End the profiler that this thread runs for a recording that another one has stopped."""
+    """End the profiler that this thread runs for a recording that another thread has stopped."""
     for counts in tuple(_running):
         counts.end_late()
 
 
-def _is_heeded() -> bool:
-    """Whether torch may do other things where a profiler runs: it compiles, or calls other processes."""
+def _profiler_affects_torch() -> bool:
+    """Return whether a running profiler could change torch's actions: it has compiled code, or uses RPC."""
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
     rpc = sys.modules.get("torch._C._distributed_rpc")
     return any(map(callable, [*backends.values()])) or getattr(rpc, "_is_current_rpc_agent_set", bool)()
@@ -210,20 +212,20 @@ def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
         for counts in tuple(wrapper.observer or ()):
             counts.end_profiler()
 
-    def _enable_profiler(*args: Any, **kwargs: Any) -> Any:
+    def enable(*args: Any, **kwargs: Any) -> Any:
         end_profilers()
         return wrapper.wrapped(*args, **kwargs)
 
-    return skip_frame(_enable_profiler)
+    return skip_frame(enable)
 
 
 _PATCH = Patch(
     _make_wrapper,
     tuple(
         PatchTarget(module, name)
-        for module in (*map(sys.modules.get, _BEGIN_PROFILERS), _autograd)
+        for module in (*map(sys.modules.get, _PROFILER_MODULES), _autograd)
         for name in ("_enable_profiler", "_enable_profiler_legacy")
         if module and name in vars(module)
     ),
 )
-"""The patch of what begins a profiler; its observer is `_running`."""
+"""The patch of the functions that start a profiler; its observer is `_running`."""

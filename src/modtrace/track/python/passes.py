@@ -1,7 +1,7 @@
-"""Backward passes for the Python engine: what a thread does, whose nodes run now, and where each pass ends.
+"""Backward passes for the Python engine: the state of each thread, the call whose nodes run, and the end of each pass.
 
-torch reports no end of a pass that raised. The Python stack shows whether a new pass runs inside of the one before it
-or follows one that failed.
+torch does not report the end of a pass that raised. The Python stack shows whether a new pass runs inside the previous
+pass, or follows a pass that failed.
 """
 
 import sys
@@ -27,10 +27,10 @@ _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 def node_runs(ends: Iterable[Sequence[Any]]) -> bool:
-    """Whether the node whose hook calls this runs; if a pass ends at its gradient, at `ends`, only its hooks do."""
+    """Return whether the node whose hook calls this will run; if a pass ends at `ends`, maybe only the hook does."""
     node = current_node()
     for inner, _ in () if node is None else node.next_functions:
-        # torch does not say it of a leaf.
+        # `_will_run` does not work for a leaf.
         leaf = getattr(inner, "variable", None)
         if any(leaf is end for tensors in ends for end in tensors) if leaf is not None else inner and _will_run(inner):
             return True
@@ -41,7 +41,7 @@ _RUN_BACKWARD_CODE = torch.autograd.graph._engine_run_backward.__code__
 
 
 class CallFrame(FrameBase):
-    """An open call. The frames of a thread are used again, since making one costs as much as writing an event."""
+    """An open call. The frames of a thread are reused, since making a frame costs as much as writing an event."""
 
     __slots__ = ("exit_meta", "graph_task", "index_bits", "thread")
 
@@ -51,18 +51,18 @@ class CallFrame(FrameBase):
         super().__init__(depth)
         self.thread = thread
         self.call_id = NO_NAME << CALL_KEY_BITS  # name and call key together
-        self.graph_task = -1  # the graph task that runs where it was entered; -1 outside of backward
-        self.exit_meta = 0  # kind, thread and name of its exit, as a slot's first word has them
-        self.index_bits = 0  # its call index, where a slot's value has it
+        self.graph_task = -1  # id of the graph task in which the call was entered; -1 outside backward
+        self.exit_meta = 0  # first word of the slot of its exit event: kind, thread and name
+        self.index_bits = 0  # call index, at its position in the value of a slot
 
 
 @dataclass(slots=True)
 class GraphTask:
     """A graph task that a thread runs."""
 
-    id: int  # its id, as torch has it
-    nesting_depth: int  # `backward_nesting_depth` where it runs
-    call_id: int = -1  # the call whose nodes run; -1 before the first
+    id: int  # torch's id of the graph task
+    nesting_depth: int  # value of `backward_nesting_depth` when it started
+    call_id: int = -1  # id of the call whose nodes run; -1 before the first node
 
 
 class ThreadState(FrameStack[CallFrame]):
@@ -72,10 +72,10 @@ class ThreadState(FrameStack[CallFrame]):
 
     def __init__(self, bits: int) -> None:
         super().__init__()
-        self.bits = bits  # its id, where a slot's first word has it
+        self.bits = bits  # number of the thread, at its position in the first word of a slot
         self.frames = [CallFrame(self, 0)]
-        self.graph_tasks: list[GraphTask] = []  # those it runs, outermost first
-        # The sequence number at the last call that was noted for `CheckpointReruns`; -1 before the first.
+        self.graph_tasks: list[GraphTask] = []  # graph tasks that it runs, outermost first
+        # The sequence number at the last call that was noted for `CheckpointReruns`; -1 before the first such call.
         self.noted_sequence = -1
 
 
@@ -83,7 +83,7 @@ _CALL_BACKWARD, _BACKWARD_OVER = Kind.CALL_BACKWARD << KIND_SHIFT, Kind.BACKWARD
 
 
 def backward_nesting_depth() -> int:
-    """Return how many passes this thread has called and not returned from; 0 on the engine's own threads."""
+    """Return the number of passes that this thread has called and that have not returned; 0 on torch's own threads."""
     count = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -98,11 +98,11 @@ class GraphTasks:
     def __init__(self, write: WriteSlot, thread_state: Callable[[], ThreadState], on_error: OnError) -> None:
         self._write, self._thread_state, self._on_error = write, thread_state, on_error
         self._running: set[int] = set()
-        self.active = False  # False makes the hooks that live graphs still hold no-ops
+        self.active = False  # if False, hooks that living graphs still hold are no-ops
 
     def make_segment_hook(self, local: Any, ends_early: dict[int, Sequence[Any]]) -> Callable[[int, Tensor], None]:
-        """Return what is called with a call's id when its nodes start to run."""
-        # Run for every hook, and so a closure: what it looks up on itself is a tenth of its cost.
+        """Return the hook function: torch calls it, with the call's id, when the call's nodes start to run."""
+        # Every hook runs it, so it is a closure: attributes of an object would cost a tenth more.
         write, begin = self._write, self._begin
 
         @skip_all
@@ -148,7 +148,7 @@ class GraphTasks:
         graph_tasks.append(GraphTask(graph_task_id, depth))
 
     def abandon_all(self, thread: ThreadState) -> None:
-        """Write the ends of the thread's graph tasks where it runs none: they ended by an exception."""
+        """Write the ends of the thread's graph tasks, which ended by an exception: the thread runs none now."""
         while thread.graph_tasks:
             self._abandon(thread)
 
@@ -158,7 +158,7 @@ class GraphTasks:
         thread.graph_tasks.pop()
 
     def end_failed(self, thread: ThreadState, *, is_alone: bool) -> None:
-        """Write the end of what the thread's last pass ran, if it just raised; if alone, of device threads too."""
+        """Write the ends of the graph tasks of a pass that raised; if `is_alone`, also of those on device threads."""
         if self._running:
             depth = backward_nesting_depth()
             while thread.graph_tasks and thread.graph_tasks[-1].nesting_depth > depth:
@@ -168,7 +168,7 @@ class GraphTasks:
                 self._write_over(thread, graph_task_id)
 
     def _write_over(self, thread: ThreadState, graph_task_id: int, bit: int = 0) -> None:
-        # Written first: where an interrupt comes in between it is written again, and the first one counts.
+        # Write first: after an interrupt in between, the event is written again, and readers use the first.
         if graph_task_id in self._running:
             self._write(_BACKWARD_OVER | thread.bits | NO_NAME, graph_task_id | bit)
             self._running.discard(graph_task_id)
@@ -189,12 +189,12 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 @skip_all
 def _is_tracing() -> bool:
-    """Whether torch.compile traces: what it runs then, on fake tensors, is not a backward pass of the user's."""
+    """Return whether torch.compile traces now: the pass that it runs on fake tensors is not the user's."""
     return torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 def make_pass_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
-    """Return a wrapper of what runs a backward pass; it tells the observer of each, as it tells a `PythonEngine`."""
+    """Return a wrapper of `_engine_run_backward` that reports each pass to its observer, such as a `PythonEngine`."""
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = __traceback_hide__ = True
@@ -209,22 +209,22 @@ def make_pass_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
             engine.note_gradients(args, kwargs)
             return result
         except BaseException:
-            engine.end_pass(number)  # if an interrupt came after the first one, that counts
+            engine.end_pass(number)  # a second call, if an interrupt came after the first, has no effect
             raise
 
     return skip_frame(_engine_run_backward)
 
 
 def gives_gradients(args: tuple[Any, ...]) -> bool:
-    """Whether a pass gives gradients to leaf tensors and builds no graph, but the one that `torch.func.grad` drops."""
+    """Return whether a pass gives gradients to leaves and builds no graph, except the one that `torch.func` drops."""
     if len(args) < 5:
         return False
     inputs = args[4]
     level = _functorch_level()
     with unseen_by_modes():
-        reaches = not inputs or any(isinstance(tensor, torch.Tensor) and tensor.is_leaf for tensor in inputs)
-    return reaches and (not args[3] if level is None else level == 1)
+        has_leaf = not inputs or any(isinstance(tensor, torch.Tensor) and tensor.is_leaf for tensor in inputs)
+    return has_leaf and (not args[3] if level is None else level == 1)
 
 
 PASS_PATCH = Patch(make_pass_wrapper, RUN_BACKWARD)
-"""The patch of both places that hold the function; its observer is a `PythonEngine`."""
+"""The patch of both modules that hold the function; its observer is a `PythonEngine`."""

@@ -1,4 +1,4 @@
-"""`ModuleTracker` and `ModTracker`: which modules run now, by the interface of torch's own, which they replace."""
+"""`ModuleTracker` and `ModTracker`: the modules that run now, with the interface of torch's trackers."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,26 +18,23 @@ __all__ = ["ModTracker", "ModuleTracker"]
 class _Tracker:
     def __init__(self, follow_graphs_after_exit: bool) -> None:
         self._follower = Follower(follow_graphs_after_exit)
-        self._entered = 0
+        self._enter_count = 0
 
     def __enter__(self) -> "Self":
-        self._entered += 1
-        if self._entered == 1:
+        self._enter_count += 1
+        if self._enter_count == 1:
             self._follower.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # Torch's own users call it without arguments.
-        self._entered -= 1
-        if self._entered == 0:
+        # torch calls it without arguments.
+        self._enter_count -= 1
+        if self._enter_count == 0:
             self._follower.stop()
 
     @property
     def parents(self) -> set[str]:
-        """The fully qualified names of the modules that run on this thread now, forward or backward, and "Global".
-
-        A new set each time it is read.
-        """
+        """A new set of the names of all modules that run on this thread now, forward or backward, and "Global"."""
         names = self._follower.active_names()
         names.add("Global")
         return names
@@ -49,14 +46,14 @@ class _Tracker:
 
 
 class ModuleTracker(_Tracker):
-    """A drop-in for `torch.utils.module_tracker.ModuleTracker`: says which modules run now.
+    """A drop-in for `torch.utils.module_tracker.ModuleTracker`: reports the modules that run now.
 
     Names start at the class of each outermost called module (`GPT.transformer.h.0`). Each thread sees the modules that
-    it runs itself. The tracker may be entered again while it is entered; the last exit ends it.
+    it runs itself. The tracker may be entered several times; the last exit ends it.
 
     Example:
         >>> with modtrace.ModuleTracker() as tracker:
-        ...     model(x).sum().backward()  # anything called in here may read tracker.parents and tracker.is_bw
+        ...     model(x).sum().backward()  # code called in here may read tracker.parents and tracker.is_bw
     """
 
     def __init__(self) -> None:
@@ -64,10 +61,10 @@ class ModuleTracker(_Tracker):
 
 
 class _BaseOfCommMode(_Tracker):
-    """The attributes that the tracker of torch's `CommDebugMode` asks of its base class.
+    """The attributes that the tracker of torch's `CommDebugMode` needs in its base class.
 
-    That tracker registers `_fw_pre_hook` and `_fw_post_hook` as global hooks, and leaves its base without entering it.
-    So the first hook that it stores enters. What its hooks say to the base, the follower knows already.
+    That tracker registers `_fw_pre_hook` and `_fw_post_hook` as global hooks, and exits its base without entering it.
+    So storing the first hook enters. The follower does not need the calls that the hooks make to the base.
     """
 
     _pre_handle: "RemovableHandle | None" = None
@@ -95,25 +92,25 @@ class _BaseOfCommMode(_Tracker):
 
 
 class ModTracker(_BaseOfCommMode):
-    """A drop-in for `torch.distributed._tools.mod_tracker.ModTracker`: says which modules run now, and calls hooks.
+    """A drop-in for `torch.distributed._tools.mod_tracker.ModTracker`: reports the modules that run, and calls hooks.
 
-    It does what `ModuleTracker` does, but follows a graph that was made inside the block as long as the graph lives.
-    It can be the base class of the tracker of torch's `CommDebugMode`.
+    Unlike `ModuleTracker`, it follows a graph that was made inside the block as long as the graph lives. It can be the
+    base class of the tracker of torch's `CommDebugMode`.
     """
 
     def __init__(self) -> None:
         super().__init__(follow_graphs_after_exit=True)
 
     def get_known_fqn(self, mod: nn.Module) -> str | None:
-        """Return the fully qualified name of `mod`, None if it is not known.
+        """Return the fully qualified name of `mod`; None if it is not known.
 
-        Known is what was called, and what lies below an outermost called module. A module that runs under two names
-        has the one of its innermost open call.
+        Names are known of modules that were called, and of modules inside an outermost called module. A module that
+        runs under two names has the name of its innermost open call.
         """
         return self._follower.name_of(mod)
 
     def _get_mod_name(self, mod: nn.Module) -> str:
-        """Return the name of `mod`, which a hook was called for; torch's `DebugMode` asks for it."""
+        """Return the name of the module of a hook; torch's `DebugMode` calls this."""
         return self._follower.name_of(mod) or type(mod).__name__
 
     def register_user_hooks(
@@ -125,14 +122,14 @@ class ModTracker(_BaseOfCommMode):
     ) -> None:
         """Register hooks that are called around forward and backward of each call; they must not change anything.
 
-        `parents` holds the module's name while a hook runs. A module that is not alive in backward is passed as None.
+        `parents` contains the module's name while a hook runs. A module that is dead in backward is passed as None.
 
         Args:
-            pre_fw_hook: called with (module, positional inputs) at the begin of a forward.
+            pre_fw_hook: called with (module, positional inputs) at the start of a forward.
             post_fw_hook: called with (module, positional inputs, output) at its end; output is None if it raised.
-            pre_bw_hook: called with (module, (gradient,)) when the module's backward begins.
-            post_bw_hook: called with (module, (gradients of its inputs,)) when all of these are known, at the latest
-                when its backward ends. Then gradients that are not known are None; where none is known, it is ().
+            pre_bw_hook: called with (module, (gradient,)) at the start of the module's backward.
+            post_bw_hook: called with (module, (gradients of its inputs,)) when all these gradients are known, or at the
+                end of its backward. Then unknown gradients are None; if none is known, () is passed.
 
         Raises:
             AssertionError: a hook of that kind is registered already; `clear_user_hooks` removes all.

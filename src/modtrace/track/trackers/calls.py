@@ -1,4 +1,4 @@
-"""The state of the trackers: calls as the graph remembers them, the work of each thread, hooks on inputs of calls."""
+"""The state of the trackers: calls that the graph keeps, the open calls of each thread, hooks on inputs of calls."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,22 +11,22 @@ from ..python.segment_hooks import FrameBase, FrameStack, node_of
 from ..unseen import tensors_in
 
 GradientEdge = tuple[int, int]
-"""Where an input's gradient comes from: its node's sequence number (-1 for a leaf), and which output of it."""
+"""The source of an input's gradient: its node's sequence number (-1 for a leaf), and the index of the node's output."""
 
 
 class Call:
-    """One call of a module, as the graph remembers it; it keeps neither the module nor a tensor alive."""
+    """A call of a module, which the graph keeps; it does not keep the module or a tensor alive."""
 
     __slots__ = ("__weakref__", "inputs", "module", "name", "outer")
 
     def __init__(self, name: str, module: weakref.ref[nn.Module], outer: "Call | None") -> None:
         self.name = name
-        self.module = module  # whose call it is
+        self.module = module  # the called module
         self.outer = outer  # the call around it
-        self.inputs: list[GradientEdge] = []  # where the gradients come from that are waited for
+        self.inputs: list[GradientEdge] = []  # the sources of the gradients that `post_bw` waits for
 
     def chain(self) -> "Iterator[Call]":
-        """Yield the call and those around it."""
+        """Yield the call and the calls around it, innermost first."""
         call: Call | None = self
         while call is not None:
             yield call
@@ -34,7 +34,7 @@ class Call:
 
 
 class LiveFrame(FrameBase):
-    """An open call; the frames of a thread are used again."""
+    """An open call; the frames of a thread are reused."""
 
     __slots__ = ("thread",)
 
@@ -43,20 +43,20 @@ class LiveFrame(FrameBase):
     def __init__(self, thread: "LiveThread", depth: int) -> None:
         super().__init__(depth)
         self.thread = thread
-        self.call_id = None  # the call; None as `module`
+        self.call_id = None  # the call; None if `module` is None
 
 
 @dataclass(slots=True, eq=False)
 class LiveGraphTask:
     """The part of a graph task that runs on one thread."""
 
-    id: int  # as torch has it
-    nesting_depth: int  # `backward_nesting_depth` where it runs
-    call: Call | None = None  # whose nodes run; None between calls
-    ended: bool = False  # whether the graph task has ended
-    # The open calls whose `post_bw` hook was called already, since their input gradients are known.
+    id: int  # torch's id of the graph task
+    nesting_depth: int  # value of `backward_nesting_depth` when it started
+    call: Call | None = None  # call whose nodes run; None between calls
+    has_ended: bool = False  # whether the graph task has ended
+    # The open calls whose `post_bw` hook was called already, since all their input gradients were known.
     notified: set[Call] = field(default_factory=set)
-    # The gradients known so far of open calls that wait for others.
+    # The input gradients of other open calls; None for a gradient that is not known yet.
     gradients: dict[Call, list[Tensor | None]] = field(default_factory=dict)
 
 
@@ -68,27 +68,27 @@ class LiveThread(FrameStack[LiveFrame]):
     def __init__(self) -> None:
         super().__init__()
         self.frames = [LiveFrame(self, 0)]
-        # Nodes from before belong to no call, as those between outermost calls do.
+        # Earlier nodes belong to no call, like the nodes between outermost calls.
         self.frames[0].segment_start_seq = 0
-        # The last one runs, those before it are around it or run by turns with it.
+        # The last task runs; earlier tasks are around it, or take turns with it.
         self.graph_tasks: list[LiveGraphTask] = []
 
 
 _MIN_PRUNE_LENGTH = 8
-"""How many calls wait on a tensor before those that are dead are removed."""
+"""Minimum number of calls that wait on a tensor before the dead calls are removed."""
 
 OnGradient = Callable[[Call, int, Tensor], None]
 
 
 class InputHooks:
-    """Waits for gradients, with one hook on each tensor however many calls it goes into."""
+    """Waits for gradients, with one hook on each tensor, whatever the number of its calls."""
 
     def __init__(self, on_gradient: OnGradient) -> None:
         self._on_gradient = on_gradient
         self._hooks: WeakMap[Tensor, _InputHook] = WeakMap()
 
     def wait(self, call: Call, inputs: object) -> None:
-        """Wait for the gradients of the tensors in what goes into `call`."""
+        """Wait for the gradients of the tensors in the inputs of `call`."""
         for tensor in tensors_in(inputs):
             if not tensor.requires_grad:
                 continue
@@ -103,22 +103,22 @@ class InputHooks:
 
 
 class _InputHook:
-    """The hook on one tensor. Inputs can live on from step to step; the calls that they went into do not."""
+    """The hook on one tensor. An input can live for many steps; the calls that got it do not."""
 
     def __init__(self, on_gradient: OnGradient, edge: GradientEdge) -> None:
         self.edge, self._on_gradient = edge, on_gradient
-        self._waiting: list[tuple[weakref.ref[Call], int]] = []
+        self._waiting_calls: list[tuple[weakref.ref[Call], int]] = []
         self._prune_length = _MIN_PRUNE_LENGTH
 
     def add(self, call: Call) -> None:
-        if len(self._waiting) >= self._prune_length:
-            self._waiting = [entry for entry in self._waiting if entry[0]() is not None]
-            self._prune_length = max(_MIN_PRUNE_LENGTH, 2 * len(self._waiting))
-        self._waiting.append((weakref.ref(call), len(call.inputs)))
+        if len(self._waiting_calls) >= self._prune_length:
+            self._waiting_calls = [entry for entry in self._waiting_calls if entry[0]() is not None]
+            self._prune_length = max(_MIN_PRUNE_LENGTH, 2 * len(self._waiting_calls))
+        self._waiting_calls.append((weakref.ref(call), len(call.inputs)))
         call.inputs.append(self.edge)
 
     def __call__(self, gradient: Tensor) -> None:
-        for ref, index in list(self._waiting):
+        for ref, index in list(self._waiting_calls):
             call = ref()
             if call is not None:
                 self._on_gradient(call, index, gradient)

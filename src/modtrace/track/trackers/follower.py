@@ -1,7 +1,7 @@
-"""Following what runs now: the open calls of each thread, and in backward the call whose nodes run.
+"""Follows the code that runs now: the open calls of each thread, and in backward the call whose nodes run.
 
-It works like the Python engine, by a patch of `nn.Module.__call__` and hooks on few nodes. But it keeps calls instead
-of writing events.
+Like the Python engine, it uses a patch of `nn.Module.__call__` and hooks on few nodes. But it keeps calls instead of
+writing events.
 """
 
 import itertools
@@ -32,15 +32,15 @@ class NamedModule(NamedTuple):
     """A module under one of its names."""
 
     name: int  # id of the name
-    fqn: str  # the fully qualified name
-    module: weakref.ref[nn.Module]  # the module
+    fqn: str  # fully qualified name
+    module: weakref.ref[nn.Module]
 
 
 class Follower(SegmentHooks[LiveThread]):
-    """Knows which calls are open now, on the thread that asks; calls the user's hooks where they begin and end.
+    """Keeps the open calls of each thread, and calls the user's hooks at their starts and ends.
 
     Args:
-        follow_graphs_after_exit: after `stop`, still follow the backward of graphs made before.
+        follow_graphs_after_exit: after `stop`, still follow the backward of graphs that were made before.
     """
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
@@ -57,18 +57,18 @@ class Follower(SegmentHooks[LiveThread]):
             None,
             lambda module_id: self._names_by_module.pop(module_id, None),
             strip_wrappers=False,
-            tell_apart=False,
+            distinct=False,
         )
         self._dead = self._names.dead
-        self._roots: WeakMap[nn.Module, str] = WeakMap()  # their names
+        self._roots: WeakMap[nn.Module, str] = WeakMap()  # names of the outermost called modules
         self._inputs = InputHooks(self.on_input_gradient)
-        self.pre_fw: Hook | None = None  # called with (module, args) when a call was entered
+        self.pre_fw: Hook | None = None  # called with (module, args) after a call is entered
         # Called with (module, args, output) before a call is left; output is None if it raised.
         self.post_fw: Hook | None = None
-        # Called with (module or None, gradients of outputs) when the backward of a call began.
+        # Called with (module or None, gradients of outputs) after the start of a call's backward.
         self.pre_bw: Hook | None = None
-        # Called with (module or None, gradients of inputs) when all gradients of its inputs are known, at the latest
-        # when its backward ends.
+        # Called with (module or None, gradients of inputs) when all these gradients are known, or when the call's
+        # backward ends.
         self.post_bw: Hook | None = None
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class Follower(SegmentHooks[LiveThread]):
         _PATCH.remove(self)
 
     def active_names(self) -> set[str]:
-        """Return the names of the calls that run on this thread, forward, backward and recompute."""
+        """Return the names of the calls that run on this thread: forward, backward and recompute."""
         thread = self._thread()
         names = {frame.call_id.name for frame in thread.open_frames() if frame.call_id is not None}
         if thread.graph_tasks:
@@ -90,7 +90,7 @@ class Follower(SegmentHooks[LiveThread]):
         return names
 
     def name_of(self, module: nn.Module) -> str | None:
-        """Return the name of the innermost open call of `module`, else the last it had, else its place."""
+        """Return the name of the innermost open call of `module`, else its last name, else its path below a root."""
         thread = self._thread()
         for frame in reversed(thread.open_frames()):
             if frame.module is module and frame.call_id is not None:
@@ -108,7 +108,7 @@ class Follower(SegmentHooks[LiveThread]):
         return None
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveFrame | None:
-        """Follow a call of `module`; None if it has no name of its own."""
+        """Follow a call of `module`, and return its frame; None if the call has no name of its own."""
         try:
             thread: LiveThread = self._local.value
         except AttributeError:
@@ -124,12 +124,12 @@ class Follower(SegmentHooks[LiveThread]):
         if name == NO_NAME:
             return None
         if thread.graph_tasks and current_graph_task() == NO_GRAPH_TASK:
-            # Those that ended by an exception: the engine has no callback for that.
+            # They has_ended by an exception, for which torch has no callback.
             thread.graph_tasks.clear()
         call = Call(fqn, ref, outer.call_id)
         inputs = (args, kwargs) if kwargs else args
         if self.post_bw is not None:
-            # Before the outer call's own hooks on the same nodes, which end the backward of this call.
+            # Register before the outer call's own hooks on the same nodes, which end the backward of this call.
             self._inputs.wait(call, inputs)
         sequence = sequence_number()
         if sequence != outer.segment_start_seq:
@@ -163,7 +163,7 @@ class Follower(SegmentHooks[LiveThread]):
             self.pop(frame, output)
 
     def innermost_called_with(self, kwargs: dict[str, Any]) -> LiveFrame | None:
-        """Return the frame of the thread's innermost call where this very dictionary holds its keyword arguments."""
+        """Return the frame of the thread's innermost call if its keyword arguments are this very dictionary."""
         return self._thread().innermost_called_with(kwargs)
 
     def pop(self, frame: LiveFrame, output: object) -> None:
@@ -184,11 +184,11 @@ class Follower(SegmentHooks[LiveThread]):
         open_calls = thread.open_calls()
         name = self._names.resolve(module, open_calls)
         fqn = "" if name == NO_NAME else self._names.fqn(name)
-        named = NamedModule(name, fqn, weakref.ref(module))
-        self._names_by_module.setdefault(id(module), {})[outer_name] = named
+        named_module = NamedModule(name, fqn, weakref.ref(module))
+        self._names_by_module.setdefault(id(module), {})[outer_name] = named_module
         if not open_calls:
             self._roots[module] = fqn
-        return named
+        return named_module
 
     def backward_calls(self, thread: LiveThread) -> Iterator[Call]:
         """Yield the calls whose backward runs on this thread, innermost first."""
@@ -196,7 +196,11 @@ class Follower(SegmentHooks[LiveThread]):
             return
         last = thread.graph_tasks[-1]
         for task in reversed(thread.graph_tasks):
-            if task.call is not None and not task.ended and (task is last or task.nesting_depth < last.nesting_depth):
+            if (
+                task.call is not None
+                and not task.has_ended
+                and (task is last or task.nesting_depth < last.nesting_depth)
+            ):
                 yield from task.call.chain()
 
     def _on_node(self, call: Call | None, gradient: Tensor) -> None:
@@ -216,14 +220,14 @@ class Follower(SegmentHooks[LiveThread]):
                 self._switch_call(task, call, gradient)
 
     def _begin_graph_task(self, thread: LiveThread, graph_task_id: int) -> None:
-        """Make this graph task the last one of the thread, and drop those that have ended."""
+        """Make this graph task the last one of the thread, and drop those that have has_ended."""
         tasks, depth = thread.graph_tasks, backward_nesting_depth()
         # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
-        # the one before ended by an exception; the engine has no callback for that.
+        # the one before has_ended by an exception; the engine has no callback for that.
         tasks[:] = [
             task
             for task in tasks
-            if not task.ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
+            if not task.has_ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
         ]
         for task in tasks:
             if task.id == graph_task_id:
@@ -243,15 +247,15 @@ class Follower(SegmentHooks[LiveThread]):
         thread = self._thread()
         for task in self._running.pop(graph_task_id, ()):
             if task not in thread.graph_tasks:
-                # It ran on another thread; the user's hooks are called on this one, and find its calls open.
+                # The task ran on another thread. The user's hooks run on this thread, and find its calls open.
                 thread.graph_tasks.append(task)
             while task.call is not None:
                 self._end_backward(task, None)
-            task.ended = True
-        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.ended]
+            task.has_ended = True
+        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.has_ended]
 
     def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
-        """End the backward of the calls that are not around `call`, and begin that of the others."""
+        """End the backward of calls that are not `call` or around it; start that of `call` and of calls around it."""
         chain = set() if call is None else set(call.chain())
         while task.call is not None and task.call not in chain:
             self._end_backward(task, gradient)
@@ -271,7 +275,7 @@ class Follower(SegmentHooks[LiveThread]):
         gradients = task.gradients.pop(call, None)
         if call not in task.notified and self.post_bw is not None:
             if gradient is not None and call.inputs and gradients is None:
-                # The node that runs now can be the one whose gradient was waited for.
+                # The running node may be the one whose gradient the call waits for.
                 running_edge = (current_node()._sequence_nr(), 0)
                 gradients = [gradient if edge == running_edge else None for edge in call.inputs]
             self.post_bw(call.module(), () if gradients is None else (gradients,))
@@ -279,7 +283,7 @@ class Follower(SegmentHooks[LiveThread]):
         task.call = call.outer
 
     def on_input_gradient(self, call: Call, index: int, gradient: Tensor) -> None:
-        """Take the gradient of `call.inputs[index]`; with the last of them `post_bw` is called."""
+        """Store the gradient of `call.inputs[index]`; after the last gradient, call `post_bw`."""
         tasks = self._thread().graph_tasks
         if self.post_bw is None or not tasks or tasks[-1].id != current_graph_task():
             return
@@ -311,7 +315,7 @@ def _follow(
     if not followers:
         return wrapper.wrapped(module, *args, **kwargs)
     frame = None
-    # It begins before the call is entered: a line between would be one more place for an interrupt.
+    # `try` starts before the call is entered: an interrupt between the two would lose the exit.
     try:
         frame = followers[0].enter(module, args, kwargs)
         output = _follow(followers[1:], wrapper, module, args, kwargs)
@@ -319,7 +323,7 @@ def _follow(
             followers[0].exit(frame, args, output)
         return output
     except BaseException:
-        # An interrupt can come just after the call was entered, and while it was left.
+        # An interrupt can come just after the call was entered, or during its exit.
         if frame is None:
             frame = followers[0].innermost_called_with(kwargs)
         if frame is not None and frame.module is not None:
@@ -328,7 +332,7 @@ def _follow(
 
 
 class _Passes:
-    """Tells followers of the backward passes that a thread calls, as an engine is told."""
+    """Reports the backward passes of a thread to followers; it is the observer of the pass wrapper."""
 
     def __init__(self, followers: tuple[Follower, ...]) -> None:
         self._followers = followers
@@ -343,14 +347,14 @@ class _Passes:
             follower.end_pass(number)
 
     def note_gradients(self, *_: object) -> None:
-        """A tracker knows no training steps."""
+        """Do nothing: a tracker has no training steps."""
 
 
 _next_pass: Callable[[], int] = itertools.count(1).__next__
 
 
 class _FollowPatch(Patch):
-    """One patch for all followers; each sees a call inside of the one before it."""
+    """One patch for all followers; in a call, each follower enters after the previous follower, and exits before it."""
 
     followers: tuple[Follower, ...] = ()
 
@@ -358,7 +362,7 @@ class _FollowPatch(Patch):
         self._set((*self.followers, follower))
 
     def remove(self, follower: Follower) -> None:
-        self._set(tuple(kept for kept in self.followers if kept is not follower))
+        self._set(tuple(other for other in self.followers if other is not follower))
 
     def _set(self, followers: tuple[Follower, ...]) -> None:
         self.followers = followers
