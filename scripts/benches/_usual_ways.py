@@ -1,4 +1,4 @@
-"""The usual ways to compare two sets of recordings, as short as they are: what `modtrace.diff` is held against."""
+"""The usual methods to compare two sets of recordings, in a few lines; `modtrace.diff` is compared with them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from modtrace import Timeline
 from modtrace.timeline import PHASES
 
 LIMIT = 0.05
-"""By what part something must differ to be called changed."""
+"""Minimum relative difference of a change."""
 
 
 def mean_per_name(timeline: Timeline) -> dict[str, float]:
-    """Return what each module and phase takes per step, with all inside it: its mean, as a script would print it."""
+    """Return the mean time per step of each module and phase, including inner modules, as a script would print it."""
     columns, names = timeline.columns, timeline.names
     keys = columns.name.astype(np.int64) * len(PHASES) + columns.phase
     total = np.bincount(keys, columns.end - columns.start)
@@ -26,7 +26,7 @@ def mean_per_name(timeline: Timeline) -> dict[str, float]:
 
 
 def totals_per_slice(timeline: Timeline) -> dict[str, float]:
-    """Return the total duration of the slices of each name, as HTA's TraceDiff and a query in Perfetto add them up."""
+    """Return the total duration of the slices of each name, as computed by HTA's TraceDiff and a query in Perfetto."""
     columns, names = timeline.columns, timeline.names
     labels = np.array([name.label for name in names])[columns.name]
     distinct, index = np.unique(labels, return_inverse=True)
@@ -34,8 +34,10 @@ def totals_per_slice(timeline: Timeline) -> dict[str, float]:
 
 
 def changed(base: Sequence[Mapping[str, float]], new: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return what differs by more than 5 %, that which differs by most ns first; recordings are averaged."""
+    """Return the names whose mean times differ by more than 5 %, the largest difference in ns first."""
     keys = {key for run in (*base, *new) for key in run}
-    before, after = ({key: float(np.mean([run.get(key, 0.0) for run in side])) for key in keys} for side in (base, new))
-    differing = [key for key in keys if abs(after[key] - before[key]) > LIMIT * before[key]]
-    return sorted(differing, key=lambda key: -abs(after[key] - before[key]))
+    base_ns, new_ns = (
+        {key: float(np.mean([run.get(key, 0.0) for run in side])) for key in keys} for side in (base, new)
+    )
+    differing = [key for key in keys if abs(new_ns[key] - base_ns[key]) > LIMIT * base_ns[key]]
+    return sorted(differing, key=lambda key: -abs(new_ns[key] - base_ns[key]))

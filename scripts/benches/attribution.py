@@ -1,9 +1,9 @@
-"""How much backward time each engine puts under the right module, on small models of many architectures.
+"""The share of backward time that each engine puts under the right module, on small models of many architectures.
 
-The truth are torch.profiler's slices of autograd nodes with their sequence numbers, and hooks that note which call made
-which numbers; see tests/support/profiler_truth.py. Figures are shares of time. "nodes" are the autograd nodes;
-"evaluated" adds what the autograd engine does for each: checking and summing gradients. A node of no module is right
-where no module's span holds it. 3 µs are allowed for the profiler's clock, but in the column "exact".
+The truth comes from torch.profiler's slices of autograd nodes with their sequence numbers, and from hooks that note the
+numbers that each call made; see tests/support/profiler_truth.py. Figures are shares of time. "nodes" are the autograd
+nodes; "evaluated" adds the autograd engine's work for each node: checking and summing gradients. A node of no module is
+right if no module's span contains it. The profiler's clock may be off by 3 µs, except in the column "exact".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=list(REQUIRED), action="append", help="default: both")
     parser.add_argument("--only", nargs="*", help="names of architectures, by part")
     options = parser.parse_args()
-    wanted = [part.lower() for part in options.only or [""]]
+    name_parts = [part.lower() for part in options.only or [""]]
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {options.steps} steps\n")
     print("| engine | model | nodes | evaluated | exact | nested | spans a step | |")
@@ -35,19 +35,19 @@ def main() -> None:
     short = 0
     for engine in options.engine or REQUIRED:
         for name, make in ARCHITECTURES.items():
-            if not any(part in name.lower() for part in wanted):
+            if not any(part in name.lower() for part in name_parts):
                 continue
             torch.manual_seed(0)
             try:
                 accuracy = measure(engine, make(), options.steps)
             except modtrace.EngineError as error:
                 sys.exit(str(error))
-            enough = accuracy.nodes_right >= REQUIRED[engine] and accuracy.nested == 1
-            short += not enough
+            is_enough = accuracy.nodes_right >= REQUIRED[engine] and accuracy.nested == 1
+            short += not is_enough
             print(
                 f"| {engine} | {name} | {accuracy.nodes_right:.4f} | {accuracy.evaluated_right:.4f} |"
                 f" {accuracy.exactly_right:.4f} | {accuracy.nested:.3f} | {accuracy.spans / options.steps:.0f} |"
-                f" {'' if enough else 'short'} |",
+                f" {'' if is_enough else 'short'} |",
                 flush=True,
             )
     if short:

@@ -1,8 +1,8 @@
-"""What the commands that read a trace take on a large one: seconds and peak memory, beside `convert` to `.json`.
+"""Costs of the commands that read a large trace: seconds, peak memory, and the ratio to `convert` to `.json`.
 
-Each command is a process of its own; rounds are interleaved, and figures are medians. Seconds are of the processor,
-which other processes disturb less than the time on the wall; `--help` should take 0.3 of them. Exits with 1 where a
-ratio is above the bound.
+Each command runs in its own process; rounds are interleaved, and figures are medians. Seconds are CPU seconds, which
+other processes disturb less than wall time; `--help` should cost 0.3 of them. Exits with 1 if a ratio is above the
+bound.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ BASE = "convert to .json"
 
 
 class Cost(NamedTuple):
-    """What one run took."""
+    """The cost of one run."""
 
     seconds: float
     peak_bytes: int
 
 
-# The system's own peak of a child begins with what its parent held when it forked; this is of the command alone.
+# The system's peak of a child starts with its parent's memory at the fork; VmHWM is only the command's.
 _SCRIPT = """
 import re, sys
 from modtrace.cli import main
 try:
     main()
-except SystemExit as ended:
-    if ended.code:
+except SystemExit as error:
+    if error.code:
         raise
 print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
 """
@@ -73,7 +73,7 @@ def main() -> None:
         print(f"{'':36}{'seconds':>9}{'peak MB':>9}{'ratio':>7}")
         help_costs = [run("--help") for _ in range(5)]
         print(f"{'--help':36}{min(help_costs).seconds:9.2f}{min(help_costs).peak_bytes / 1e6:9.0f}")
-        worst = 0.0
+        worst_ratio = 0.0
         for suffix in ("pftrace", "json"):
             trace = folder / f"trace.{suffix}"
             commands: dict[str, tuple[object, ...]] = {
@@ -92,10 +92,10 @@ def main() -> None:
                 peak = max(cost.peak_bytes for cost in runs)
                 pairs = zip(runs, costs[BASE], strict=True)
                 ratio = statistics.median(cost.seconds / base.seconds for cost, base in pairs)
-                worst = max(worst, ratio)
+                worst_ratio = max(worst_ratio, ratio)
                 print(f"{command} of .{suffix}".ljust(36) + f"{seconds:9.2f}{peak / 1e6:9.0f}{ratio:7.2f}")
-        if worst > MAX_RATIO:
-            sys.exit(f"the slowest takes {worst:.2f} times as long as {BASE}; the bound is {MAX_RATIO}")
+        if worst_ratio > MAX_RATIO:
+            sys.exit(f"the slowest command needs {worst_ratio:.2f} times the time of {BASE}; the bound is {MAX_RATIO}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Saving a timeline: time, bytes and memory of both formats, against the plain ways of writing the same content.
+"""Saving a timeline: time, bytes and memory of both formats, compared with simple writers of the same content.
 
-The ways take turns in one process, so that all of them see the same machine; a figure is the median of the rounds.
-Ours is measured as users get it: a temporary file, fsync, moved. The plain ways just write.
+The writers alternate in one process, so that all see the same machine; a figure is the median of the rounds. Our
+writer is measured as users call it, with a temporary file, fsync and a rename. The simple writers only write.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from modtrace.write.perfetto import PerfettoWriter
 from modtrace.write.written_parts import WrittenPart, first_moment, part_counters
 
 MIB = 1 << 20
-# Imports what writing needs, so that it does not count.
-FEW = "type(timeline)(slices=timeline.columns.take(slice(0, 0)))"
+# Writing this first imports all modules that writing needs, so that imports are not measured.
+EMPTY_TIMELINE = "type(timeline)(slices=timeline.columns.take(slice(0, 0)))"
 
 
 def plain_events(timeline: Timeline, base: int) -> list[dict[str, object]]:
-    """Make the dict of every event: what a plain exporter does."""
+    """Return the dict of every event, as a simple exporter makes it."""
     events: list[dict[str, object]] = []
     columns = timeline.columns
     for span, track, link in zip(timeline.spans, columns.track.tolist(), columns.link.tolist(), strict=True):
@@ -103,12 +103,12 @@ def packet_by_packet(timeline: Timeline, path: Path) -> None:
             for iid, text in enumerate(PHASES, 1):
                 packet.interned_data.event_categories.add(iid=iid, name=text)
             builder.write_packet(packet)
-        for moment, begins, _, row in moments:
+        for moment, is_start, _, row in moments:
             packet = builder.create_packet()
             packet.timestamp = moment
             packet.trusted_packet_sequence_id = tracks[row] + 1
             event = packet.track_event
-            if begins:
+            if is_start:
                 span = spans[row]
                 event.type = TrackEvent.TYPE_SLICE_BEGIN
                 event.name_iid = iids[span.name]
@@ -126,13 +126,13 @@ def packet_by_packet(timeline: Timeline, path: Path) -> None:
 
 def seconds(action: Callable[[], object]) -> float:
     gc.collect()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     action()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def same_content(plain: Path, ours: Path) -> bool:
-    """Whether both files have the same spans and arrows, value by value."""
+    """Return whether both files have the same spans and arrows, value by value."""
 
     def events(path: Path) -> list[bytes]:
         trace_events = orjson.loads(path.read_bytes())["traceEvents"]
@@ -163,7 +163,7 @@ def speeds(count: int, rounds: int, folder: Path) -> None:
         "Perfetto, packet by packet (a tenth, times ten)": lambda: packet_by_packet(part, folder / "plain.pftrace"),
         "Perfetto, ours": lambda: write(timeline, folder / "ours.pftrace"),
         "Perfetto, ours, no file": lambda: sum(
-            len(some) for _, some in PerfettoWriter().packets(WrittenPart(timeline, part_counters(timeline)))
+            len(packets) for _, packets in PerfettoWriter().packets(WrittenPart(timeline, part_counters(timeline)))
         ),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -171,12 +171,12 @@ def speeds(count: int, rounds: int, folder: Path) -> None:
         for name, action in ways.items():
             scale = spans / len(part.columns) if "tenth" in name else 1
             times[name].append(seconds(action) * scale)
-    took = {name: statistics.median(some) for name, some in times.items()}
+    medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"{spans:,} spans, {rounds} rounds")
-    for name, median in took.items():
+    for name, median in medians.items():
         spread = f"{min(times[name]):.3f} to {max(times[name]):.3f}"
         print(f"  {name:50} {median:7.3f} s   {median / spans * 1e9:6.0f} ns a span   {spread}")
-    plain, ours, ready_dicts, no_file, packets, perfetto, perfetto_no_file = took.values()
+    plain, ours, ready_dicts, no_file, packets, perfetto, perfetto_no_file = medians.values()
     size = {name: (folder / name).stat().st_size for name in ("ours.json", "ours.pftrace")}
     verdict("same content after parsing", same_content(folder / "plain.json", folder / "ours.json"), "yes")
     verdict("JSON against the plain way", plain / ours >= 3, f"{plain / ours:.2f} times the speed (at least 3)")
@@ -196,20 +196,20 @@ def speeds(count: int, rounds: int, folder: Path) -> None:
         f"{packets / perfetto:.2f} times the speed (at least 4)",
     )
     ratio = size["ours.json"] / size["ours.pftrace"]
-    each = {name: f"{bytes_ / spans:.1f}" for name, bytes_ in size.items()}
+    span_bytes = {name: f"{bytes_ / spans:.1f}" for name, bytes_ in size.items()}
     verdict(
         "bytes",
         ratio >= 6,
-        f"JSON {each['ours.json']} a span, Perfetto {each['ours.pftrace']}: 1/{ratio:.2f} (at most 1/6)",
+        f"JSON {span_bytes['ours.json']} a span, Perfetto {span_bytes['ours.pftrace']}: 1/{ratio:.2f} (at most 1/6)",
     )
 
 
-def verdict(what: str, fine: bool, figure: str) -> None:
-    print(f"{'ok  ' if fine else 'FAIL'} {what}: {figure}")
+def verdict(requirement: str, is_met: bool, figure: str) -> None:
+    print(f"{'ok  ' if is_met else 'FAIL'} {requirement}: {figure}")
 
 
 def memory(count: int, suffix: str, folder: Path) -> None:
-    """Print how far a save's memory rises above what holds the timeline, in a process that has made nothing else."""
+    """Print the memory of a save in addition to the timeline's, in a fresh process."""
     stored = folder / "timeline.pickle"
     stored.write_bytes(pickle.dumps(gpt2_timeline(count), protocol=5))
     code = f"""
@@ -219,19 +219,19 @@ with open({str(stored)!r}, "rb") as file:
     timeline = pickle.load(file)
 def status(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
-write({FEW}, {str(folder / ("warm" + suffix))!r})
+write({EMPTY_TIMELINE}, {str(folder / ("warm" + suffix))!r})
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmRSS")
 write(timeline, {str(folder / ("memory" + suffix))!r})
 print(timeline.columns.nbytes, status("VmHWM") - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    own, rise = map(int, done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    timeline_bytes, added = map(int, process.stdout.split())
     verdict(
         f"memory of saving {count:,} spans as {suffix}",
-        rise <= own // 2 + 64 * MIB,
-        f"timeline {own / MIB:.0f} MiB, peak {(own + rise) / own:.2f} times that, {rise / MIB:.0f} MiB more "
-        f"(at most {(own // 2 + 64 * MIB) / MIB:.0f})",
+        added <= timeline_bytes // 2 + 64 * MIB,
+        f"timeline {timeline_bytes / MIB:.0f} MiB, peak {(timeline_bytes + added) / timeline_bytes:.2f} times that, "
+        f"{added / MIB:.0f} MiB more (at most {(timeline_bytes // 2 + 64 * MIB) / MIB:.0f})",
     )
 
 
@@ -239,19 +239,19 @@ def opened(count: int, folder: Path) -> None:
     """Open a big trace in the trace processor."""
     timeline = gpt2_timeline(count)
     path = folder / "big.pftrace"
-    begun = time.perf_counter()
+    start = time.perf_counter()
     write(timeline, path)
-    took = time.perf_counter() - begun
+    write_seconds = time.perf_counter() - start
     spans, size = len(timeline.columns), path.stat().st_size
     del timeline
-    begun = time.perf_counter()
+    start = time.perf_counter()
     trace = TraceProcessor.open(path)
     problems = trace.import_problems()
     (row,) = trace.query("select count(*) as n from slice where category != 'step' and dur >= 0")
     verdict(
         f"{spans:,} spans as .pftrace in the trace processor",
         row["n"] == spans and not problems,
-        f"written in {took:.1f} s, {size / MIB:.0f} MiB, opened in {time.perf_counter() - begun:.0f} s, "
+        f"written in {write_seconds:.1f} s, {size / MIB:.0f} MiB, opened in {time.perf_counter() - start:.0f} s, "
         f"{row['n']:,} slices, problems {problems}",
     )
 
@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument(
         "--open", type=int, default=10_000_000, metavar="N", help="spans to open in the trace processor"
     )
-    parser.add_argument("--folder", type=Path, help="where to write; it decides what writing costs")
+    parser.add_argument("--folder", type=Path, help="folder to write to, whose disk decides the costs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
@@ -271,8 +271,8 @@ def main() -> None:
         for suffix in (".json", ".pftrace"):
             for count in (arguments.spans, 4 * arguments.spans):
                 memory(count, suffix, folder)
-        for left in folder.iterdir():
-            os.unlink(left)
+        for path in folder.iterdir():
+            os.unlink(path)
         if arguments.open:
             opened(arguments.open, folder)
 

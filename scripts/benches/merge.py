@@ -1,7 +1,7 @@
-"""What merging a big profiler trace costs: time and peak memory, against copying it and against orjson.
+"""The cost of merging a large profiler trace: time and peak memory, compared with copying it and with orjson.
 
-The trace is a real one with its events repeated; the recording covers its forward thread. Each way runs in a process
-of its own. Copying and merging write to the same disk, the source is in the page cache.
+The trace is a real trace with its events repeated; the recording covers its forward thread. Each method runs in its own
+process. Copying and merging write to the same disk; the source is in the page cache.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import time
 from pathlib import Path
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "kineto" / "a100-ddp-rank0.json.gz"
-WAYS = ("copy", "merge", "orjson")
+METHODS = ("copy", "merge", "orjson")
 
 
 def make(path: Path, size: int) -> int:
-    """Write a trace of at least `size` bytes and return how many events it has."""
+    """Write a trace of at least `size` bytes, and return its number of events."""
     text = gzip.decompress(DATA.read_bytes())
-    begin = text.index(b'"traceEvents": [') + len(b'"traceEvents": [')
-    end = text.index(b'],\n  "INFO"', begin) if b'],\n  "INFO"' in text[begin:] else text.rindex(b'],\n  "traceName"')
-    events = text[begin:end]
+    start = text.index(b'"traceEvents": [') + len(b'"traceEvents": [')
+    end = text.index(b'],\n  "INFO"', start) if b'],\n  "INFO"' in text[start:] else text.rindex(b'],\n  "traceName"')
+    events = text[start:end]
     count = len(json.loads(b"[" + events + b"]"))
     times = -(-size // len(events))
     with path.open("wb") as file:
-        file.write(text[:begin])
+        file.write(text[:start])
         for index in range(times):
             file.write(b"," * (index > 0) + events)
         file.write(text[end:])
@@ -73,24 +73,24 @@ def recording(path: Path) -> None:
     path.write_bytes(pickle.dumps(Timeline(columns, names, [Track("forward", "Main", tid, Process(pid))])))
 
 
-def run(way: str, trace: Path, timeline: Path, out: Path) -> None:
-    """Do it once, and print seconds and the peak of resident memory in MB."""
-    if way == "copy":
-        begun = time.perf_counter()
+def run(method: str, trace: Path, timeline: Path, out: Path) -> None:
+    """Run a method once, and print seconds and the peak of resident memory in MB."""
+    if method == "copy":
+        start = time.perf_counter()
         shutil.copyfile(trace, out)
-    elif way == "orjson":
+    elif method == "orjson":
         import orjson
 
-        begun = time.perf_counter()
+        start = time.perf_counter()
         out.write_bytes(orjson.dumps(orjson.loads(trace.read_bytes())))
     else:
         from modtrace.profiler.merge import merge_timeline
 
-        laid = pickle.loads(timeline.read_bytes())
-        begun = time.perf_counter()
-        merge_timeline(trace, laid, out)
-    seconds = time.perf_counter() - begun
-    # Not ru_maxrss, which a process takes over from the one that started it.
+        recorded = pickle.loads(timeline.read_bytes())
+        start = time.perf_counter()
+        merge_timeline(trace, recorded, out)
+    seconds = time.perf_counter() - start
+    # Not ru_maxrss, which a process inherits from its parent.
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     print(json.dumps([seconds, int(peak.split()[1]) / 1000]))
 
@@ -102,8 +102,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        way, *paths = options.one
-        run(way, *map(Path, paths))
+        method, *paths = options.one
+        run(method, *map(Path, paths))
         return
     with tempfile.TemporaryDirectory() as folder:
         trace, timeline, out = (Path(folder, name) for name in ("trace.json", "timeline", "out.json"))
@@ -112,14 +112,14 @@ def main() -> None:
         print(f"{trace.stat().st_size / 1e6:.0f} MB, {events} events; best of {options.rounds}")
         best: dict[str, tuple[float, float]] = {}
         for _ in range(options.rounds):
-            for way in WAYS:
-                command = [sys.executable, __file__, "--one", way, str(trace), str(timeline), str(out)]
+            for method in METHODS:
+                command = [sys.executable, __file__, "--one", method, str(trace), str(timeline), str(out)]
                 seconds, memory = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-                before = best.get(way, (seconds, memory))
-                best[way] = min(before[0], seconds), max(before[1], memory)
+                last = best.get(method, (seconds, memory))
+                best[method] = min(last[0], seconds), max(last[1], memory)
                 out.unlink()
-        for way, (seconds, memory) in best.items():
-            print(f"{way:10} {seconds:7.2f} s {memory:7.0f} MB")
+        for method, (seconds, memory) in best.items():
+            print(f"{method:10} {seconds:7.2f} s {memory:7.0f} MB")
         print(f"merge / orjson {best['merge'][0] / best['orjson'][0]:.2f}")
 
 

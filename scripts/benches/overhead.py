@@ -1,8 +1,8 @@
-"""What recording adds to a training step: µs per module call and the ratio of the step, paired and interleaved.
+"""The time that recording adds to a training step: µs per module call and the ratio of steps, paired and interleaved.
 
 Every round runs all subjects once, in a rotated order, on the same model; a subject's figure is the median over the
-rounds of its difference to (or ratio with) the step without tracing of the same round. Of the steps of a recording
-those after 1, 2, 4 and 8 are looked at more closely: that is most of few, and hardly any of many.
+rounds of its difference to (or ratio with) the step without tracing of the same round. A recording samples the steps
+after 1, 2, 4, 8 and so on, which cost more: in a short recording that is most steps, in a long one hardly any.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def calls_per_step(step: Callable[[], None]) -> int:
 def timed(step: Callable[[], None], context: AbstractContextManager[Any], steps: int) -> float:
     with context:
         step()
-        best = float("inf")
+        best_ns = float("inf")
         for _ in range(steps):
-            begin = time.perf_counter_ns()
+            start_ns = time.perf_counter_ns()
             step()
-            best = min(best, time.perf_counter_ns() - begin)
-    return best
+            best_ns = min(best_ns, time.perf_counter_ns() - start_ns)
+    return best_ns
 
 
 def main() -> None:
@@ -110,8 +110,10 @@ def main() -> None:
     with ExitStack() as stack:
         candidates = subjects(Path(stack.enter_context(TemporaryDirectory())))
         if options.only:
-            wanted = [part.lower() for part in options.only]
-            candidates = {n: c for n, c in candidates.items() if n == "none" or any(w in n.lower() for w in wanted)}
+            name_parts = [part.lower() for part in options.only]
+            candidates = {
+                n: c for n, c in candidates.items() if n == "none" or any(part in n.lower() for part in name_parts)
+            }
         names = list(candidates)
         times: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(options.rounds):

@@ -1,4 +1,4 @@
-"""What slots a full ring file costs one core: to open it, to convert it, and to say where its process is."""
+"""CPU seconds to open a full ring file, to convert it, and to print where its process is."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def fill(path: Path, engine: str, capacity: int) -> None:
 
 
 def seconds(work: Callable[[], object], rounds: int) -> float:
-    """Return the median of the processor's seconds."""
+    """Return the median CPU seconds of `work`."""
     times = []
     for _ in range(rounds):
-        begin = time.process_time()
+        start = time.process_time()
         work()
-        times.append(time.process_time() - begin)
+        times.append(time.process_time() - start)
     return sorted(times)[len(times) // 2]
 
 
@@ -47,7 +47,7 @@ def convert(path: Path, out: Path) -> None:
 
 
 def peak(code: str, path: Path) -> int:
-    """Return the bytes by which a fresh process grows while it runs `code`."""
+    """Return the growth of a fresh process, in bytes, while it runs `code`."""
     script = (
         "import re, sys, modtrace, modtrace.read, modtrace.timeline.decode, modtrace.ring\n"
         "usage = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
@@ -80,8 +80,8 @@ def main() -> None:
                 seconds(partial(read_rank_state, path), options.rounds),
             ]
             grown = peak("modtrace.load(sys.argv[1])", path) / path.stat().st_size
-            shown = " | ".join(f"{figure:.2f} s" for figure in figures)
-            print(f"| {engine} | {len(modtrace.load(path).columns):,} | {shown} | {grown:.1f} × |", flush=True)
+            figure_texts = " | ".join(f"{figure:.2f} s" for figure in figures)
+            print(f"| {engine} | {len(modtrace.load(path).columns):,} | {figure_texts} | {grown:.1f} × |", flush=True)
     print(
         f"\n{options.capacity:,} events in the ring; seconds of one core, the median of {options.rounds}; "
         f"torch {torch.__version__}"

@@ -1,9 +1,9 @@
-"""Whether a training notices what looks on: its steps without, beside `modtrace top` of its ring, and of another ring.
+"""The effect of a watcher on a training: its steps without, with `modtrace top` of its ring, and of another ring.
 
-The other ring is a copy, of a recording that is over: what reading the same number of events costs a machine whose
-processors and caches are shared. What is more beside the training's own ring is what reading *it* does. The three take
-turns, round by round; a round's figure is the median of its steps, and their sum. Both look as often as `top` allows.
-With `--triggers` it is `modtrace watch` of its ring alone, with four conditions that no step meets.
+The other ring is a copy, of a recording that has ended: reading it costs the same on a machine with shared CPUs and
+caches. The additional time with the training's own ring is the effect of reading *that* ring. The three variants
+alternate; the figures of a round are the median and the mean of its steps. Both rings are read as often as `top`
+allows. With `--triggers`, only `modtrace watch` of the own ring runs, with four conditions that no step meets.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ WATCH = (
 
 
 @contextmanager
-def looking(path: Path, words: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of modtrace on a terminal that only a thread reads; it is stopped until somebody lets it go on."""
+def stopped_command(path: Path, words: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command of modtrace on a terminal that a thread reads, and stop it: SIGCONT lets it run."""
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "modtrace", *words, str(path)]
     process = subprocess.Popen(
@@ -47,11 +47,11 @@ def looking(path: Path, words: tuple[str, ...]) -> Iterator[subprocess.Popen[byt
         stdin=slave,
         stdout=slave,
         env={**os.environ, "TERM": "xterm"},
-        preexec_fn=as_usual,
+        preexec_fn=reset_priority,
     )
     os.close(slave)
     threading.Thread(target=drain, args=(master,), daemon=True).start()
-    time.sleep(5)  # it starts: Python, and its imports
+    time.sleep(5)  # until Python has started and imported modtrace
     process.send_signal(signal.SIGSTOP)
     try:
         yield process
@@ -60,8 +60,8 @@ def looking(path: Path, words: tuple[str, ...]) -> Iterator[subprocess.Popen[byt
         process.wait()
 
 
-def as_usual() -> None:
-    """Let a process run as others do, where this one runs before all else."""
+def reset_priority() -> None:
+    """Give a child process the default priority, even if this process has a higher one."""
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(max(0, -os.nice(0)))
 
@@ -70,12 +70,12 @@ def drain(master: int) -> None:
     try:
         while os.read(master, 1 << 16):
             pass
-    except OSError:  # the other end is closed
+    except OSError:  # the process has closed its end
         return
 
 
-def used_s(process: subprocess.Popen[bytes]) -> float:
-    """Return the seconds of the processor that a process took."""
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Return the CPU seconds of a process."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -83,8 +83,8 @@ def used_s(process: subprocess.Popen[bytes]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, for each of the three")
-    parser.add_argument("--triggers", action="store_true", help="watch in place of top")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, for each variant")
+    parser.add_argument("--triggers", action="store_true", help="run watch instead of top")
     options = parser.parse_args()
     words, subjects = (WATCH, SUBJECTS[:2]) if options.triggers else (TOP, SUBJECTS)
     torch.set_num_threads(1)
@@ -92,50 +92,52 @@ def main() -> None:
     optimizer, data = make_optimizer(model), batches(1, 8, seed=0)
 
     def train(seconds: float) -> list[float]:
-        """Train for some time; return what each step took, ms."""
-        took, end = [], time.perf_counter() + seconds
-        while (begin := time.perf_counter()) < end:
+        """Train for some seconds; return the duration of each step in ms."""
+        step_ms, end = [], time.perf_counter() + seconds
+        while (start := time.perf_counter()) < end:
             tokens, targets = next(data)
             optimizer.zero_grad()
             F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
             optimizer.step()
-            took.append((time.perf_counter() - begin) * 1e3)
-        return took
+            step_ms.append((time.perf_counter() - start) * 1e3)
+        return step_ms
 
     with TemporaryDirectory() as folder:
-        own, other = Path(folder, "own.modtrace"), Path(folder, "other.modtrace")
-        with modtrace.record(ring=own):
-            train(20)  # so long that both rings hold the events of the 10 s that top looks back
-        shutil.copy(own, other)
+        own_ring, other_ring = Path(folder, "own.modtrace"), Path(folder, "other.modtrace")
+        with modtrace.record(ring=own_ring):
+            train(20)  # until both rings contain the events of the last 10 s, which top reads
+        shutil.copy(own_ring, other_ring)
         medians: dict[str, list[float]] = {subject: [] for subject in subjects}
         means: dict[str, list[float]] = {subject: [] for subject in subjects}
-        with modtrace.record(ring=own), ExitStack() as stack:
-            rings = dict(zip(subjects[1:], (own, other), strict=False))
-            processes = {subject: stack.enter_context(looking(ring, words)) for subject, ring in rings.items()}
+        with modtrace.record(ring=own_ring), ExitStack() as stack:
+            rings = dict(zip(subjects[1:], (own_ring, other_ring), strict=False))
+            processes = {subject: stack.enter_context(stopped_command(ring, words)) for subject, ring in rings.items()}
             train(10)
-            before = {subject: used_s(process) for subject, process in processes.items()}
+            start_seconds = {subject: cpu_seconds(process) for subject, process in processes.items()}
             for turn in range(options.rounds):
                 for subject in subjects[turn % len(subjects) :] + subjects[: turn % len(subjects)]:
                     if subject in processes:
                         processes[subject].send_signal(signal.SIGCONT)
-                    took = train(options.seconds)
+                    step_ms = train(options.seconds)
                     if subject in processes:
                         processes[subject].send_signal(signal.SIGSTOP)
-                    medians[subject].append(statistics.median(took))
-                    means[subject].append(statistics.fmean(took))
-            used = {subject: used_s(process) - before[subject] for subject, process in processes.items()}
-    without = statistics.median(medians["none"])
-    print(f"6-layer GPT, {options.rounds} rounds of {options.seconds} s: {without:.2f} ms a step")
+                    medians[subject].append(statistics.median(step_ms))
+                    means[subject].append(statistics.fmean(step_ms))
+            used_seconds = {
+                subject: cpu_seconds(process) - start_seconds[subject] for subject, process in processes.items()
+            }
+    base_ms = statistics.median(medians["none"])
+    print(f"6-layer GPT, {options.rounds} rounds of {options.seconds} s: {base_ms:.2f} ms a step")
     for subject in subjects[1:]:
-        ratios, sums = (
-            sorted(beside / alone for beside, alone in zip(values[subject], values["none"], strict=True))
+        ratios, mean_ratios = (
+            sorted(watched / without for watched, without in zip(values[subject], values["none"], strict=True))
             for values in (medians, means)
         )
         low, middle, high = statistics.quantiles(ratios, n=4)
-        share = used[subject] / (options.rounds * options.seconds)
+        share = used_seconds[subject] / (options.rounds * options.seconds)
         print(
             f"{words[0]} of {subject}: median step × {middle:.3f} (quartiles {low:.3f} to {high:.3f}), mean step × "
-            f"{statistics.median(sums):.3f}; it takes {share:.2f} of a processor"
+            f"{statistics.median(mean_ratios):.3f}; it uses {share:.2f} of a CPU"
         )
 
 

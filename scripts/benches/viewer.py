@@ -1,8 +1,8 @@
-"""How fast the offline page opens a large recording and pans over it, beside an empty page in the same browser.
+"""The speed of the offline page with a large recording: opening, and panning compared with an empty page.
 
-Frames are counted in the page while the key for panning is held; without a screen to wait for, a browser that has
-nothing to draw still stops at its own limit (60 a second), so that a ratio of 1 means: never the bottleneck. Rounds of
-both pages are interleaved; figures are medians.
+Frames are counted in the page while the key for panning is held. Even without a screen, a browser draws at most 60
+frames a second of an empty page, so at a ratio of 1 the page is never the bottleneck. Rounds of both pages are
+interleaved; figures are medians.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 LAYERS = 12
 ZOOMS = {"all in sight": 0, "zoomed in": 12, "single spans": 36}
-"""Presses of the key that zooms in."""
+"""Number of presses of the zoom key."""
 
 
 def opened(browser: Browser, url: str) -> float:
-    """Milliseconds from the navigation to the first drawing."""
+    """Return the time from the navigation to the first drawing, in ms."""
     with visit(browser) as seen:
         seen.page.goto(url)
         seen.page.wait_for_selector("html[data-ready]", state="attached")
@@ -37,7 +37,7 @@ def opened(browser: Browser, url: str) -> float:
 
 
 def panning(page: Page, milliseconds: int) -> float:
-    """Frames per second while panning to and fro."""
+    """Return the frames per second while panning back and forth."""
     frames = []
     for key in "da":
         page.keyboard.down(key)
@@ -58,10 +58,10 @@ def main() -> None:
     timeline = gpt_timeline(-(-options.spans // per_step), LAYERS)
     with TemporaryDirectory() as folder, chromium() as browser:
         path = Path(folder) / "bench.html"
-        began = perf_counter()
+        start = perf_counter()
         write_html(timeline, path)
-        wrote = perf_counter() - began
-        print(f"{len(timeline.columns):,} spans: written in {wrote:.2f} s, {path.stat().st_size / 1e6:.2f} MB")
+        write_seconds = perf_counter() - start
+        print(f"{len(timeline.columns):,} spans: written in {write_seconds:.2f} s, {path.stat().st_size / 1e6:.2f} MB")
         times = [opened(browser, path.as_uri()) for _ in range(options.rounds)]
         print(f"opens in {statistics.median(times):.0f} ms ({min(times):.0f} to {max(times):.0f})")
         print(f"{'panning':16}{'frames/s':>10}{'empty page':>12}{'ratio':>8}")
@@ -78,7 +78,7 @@ def main() -> None:
                     seen.page.bring_to_front()
                     pairs.append((panning(seen.page, 1000), idle))
             frames, idle = (statistics.median(part) for part in zip(*pairs, strict=True))
-            ratio = statistics.median(one / other for one, other in pairs)
+            ratio = statistics.median(frames / idle for frames, idle in pairs)
             print(f"{name:16}{frames:10.1f}{idle:12.1f}{ratio:8.2f}")
 
 
