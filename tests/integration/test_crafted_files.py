@@ -256,7 +256,7 @@ except modtrace.RingError as error:
 """
     done = run_python("-c", code)
     assert re.match(
-        r"a ring of 15,625,000,000 events takes 500,000,000,000 bytes, and [\d,]+ bytes of memory can be had; "
+        r"a ring of 15,625,000,000 events needs 500,000,000,000 bytes, but only [\d,]+ bytes of memory are available; "
         "lower capacity\n",
         done.stdout,
     )

@@ -131,10 +131,10 @@ def test_the_rings_of_workers_go_with_the_process_however_it_ends(
     while (temporary / made).exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    lost = "the process ended without saving: what the workers of its DataLoaders did is lost"
+    lost = "the process ended without saving: the work of its DataLoader workers is lost"
     assert lost in " ".join(said.split())
     assert f"run.modtrace: {lost}" in " ".join(where.split())
-    assert state.to_dict()["unsaved"] == "what the workers of its DataLoaders did"
+    assert state.to_dict()["unsaved"] == "the work of its DataLoader workers"
     assert "nothing was lost" not in said
 
 

@@ -48,7 +48,7 @@ MAX_KEPT = 3
 
 UNSEEN = {
     "python": (
-        "the Python engine does not see the collectives of DDP's reducer, and functional ones, in which ranks wait; "
+        "the Python engine does not see the collectives of DDP's reducer, or functional ones, in which ranks wait; "
         "record with the native engine (modtrace build)"
     ),
     "device": (

@@ -163,7 +163,7 @@ def test_a_capacity_that_makes_no_sense_is_an_error(capacity: int) -> None:
 
 
 def test_a_ring_in_memory_is_no_larger_than_the_memory_that_can_be_had() -> None:
-    with pytest.raises(RingError, match=r"^a ring of 17,179,869,184 events takes 549,755,813,888 bytes, and "):
+    with pytest.raises(RingError, match=r"^a ring of 17,179,869,184 events needs 549,755,813,888 bytes, but only "):
         Ring(1 << 34)
 
 
@@ -172,7 +172,7 @@ def test_a_ring_that_the_process_does_not_get_the_memory_for_is_an_error(monkeyp
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(mmap, "mmap", refuse)
-    with pytest.raises(RingError, match=r"^a ring of 64 events takes 2,048 bytes, which .* Cannot allocate memory"):
+    with pytest.raises(RingError, match=r"^a ring of 64 events needs 2,048 bytes, which .* Cannot allocate memory"):
         Ring(64)
 
 

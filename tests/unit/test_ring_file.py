@@ -127,7 +127,7 @@ def test_a_file_that_is_not_regular_is_not_replaced(tmp_path: Path) -> None:
         before = path.lstat()
         with pytest.raises(RingError) as raised:
             Ring(16, path)
-        assert str(raised.value) == f"{path}: it is no ring, and a ring replaces nothing else. Name another place."
+        assert str(raised.value) == f"{path}: this file is not a ring and is not overwritten. Choose another path."
         assert path.lstat() == before
     assert sorted(os.listdir(tmp_path)) == ["fifo", "folder", "link", "socket"]
 
@@ -266,7 +266,7 @@ def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
 
 
 def test_a_place_where_no_file_can_be_made_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RingError, match=r"absent/run.modtrace: cannot reserve .* No such file .* Name another place"):
+    with pytest.raises(RingError, match=r"absent/run.modtrace: cannot reserve .* No such file .* Choose another path"):
         Ring(16, tmp_path / "absent" / "run.modtrace")
 
 

@@ -13,7 +13,7 @@ def test_a_file_that_is_no_ring_is_not_replaced(tmp_path: Path) -> None:
     checkpoint = tmp_path / "model.pt"
     checkpoint.write_bytes(b"PK\x03\x04 weights")
 
-    with pytest.raises(modtrace.ModtraceError, match=r"model\.pt: it is no ring"):
+    with pytest.raises(modtrace.ModtraceError, match=r"model\.pt: this file is not a ring"):
         modtrace.record(ring=checkpoint).start()
 
     assert checkpoint.read_bytes() == b"PK\x03\x04 weights"

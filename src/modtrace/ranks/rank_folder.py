@@ -25,8 +25,8 @@ from ..ring import (
     RingSnapshot,
     newest_rings,
     read_ring,
-    read_ring_place,
     read_ring_records,
+    read_ring_role_and_rank,
     ring_serials,
 )
 from ..ring.clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
@@ -255,7 +255,7 @@ def _without_launchers(recordings: Sequence[RankRecording]) -> Iterator[RankReco
 
 
 def _ring_recording(path: Path) -> RankRecording:
-    role, rank = read_ring_place(path)
+    role, rank = read_ring_role_and_rank(path)
     if rank is None:  # a driver has no rank, and is the only process of its role
         rank = 0 if role and not re.search(r"\d", path.name) else _rank_in_name(path)
     return RankRecording(rank, path, is_ring=True, role=role)

@@ -1,7 +1,7 @@
-"""The ring buffer: fixed-size event slots in memory or in a file, and the table of what their numbers mean.
+"""The ring buffer: fixed-size event slots in memory or in a file, and the table of the names that events refer to.
 
-Engines write it, `timeline.decode` reads it; another process can read a file while it is written, and after the writer
-was killed.
+Engines write it and `timeline.decode` reads it. Another process can read a ring file while it is written, and after its
+writer was killed.
 """
 
 from .file_format import FIRST_STEP as FIRST_STEP
@@ -19,8 +19,8 @@ from .read_file import RingLog as RingLog
 from .read_file import RingSnapshot as RingSnapshot
 from .read_file import has_news as has_news
 from .read_file import read_ring as read_ring
-from .read_file import read_ring_place as read_ring_place
 from .read_file import read_ring_records as read_ring_records
+from .read_file import read_ring_role_and_rank as read_ring_role_and_rank
 from .read_file import ring_serials as ring_serials
 from .read_file import ring_state as ring_state
 from .ring import NameTable as NameTable

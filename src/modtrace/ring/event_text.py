@@ -1,4 +1,4 @@
-"""How a ring writes down names: of ranges with their category, of collectives, and the ranks of a group."""
+"""The texts of a ring for the names of ranges with their category, the names of collectives, and ranks of a group."""
 
 import json
 from collections.abc import Iterable
@@ -18,17 +18,17 @@ OPERATORS = {
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
 }
-"""The operators of c10d, without their last underscore, that `torch.distributed` calls something else."""
+"""The operators that have another name in c10d (without its last underscore) than in `torch.distributed`."""
 SAME_NAME = ("reduce_scatter", "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier")
 PEER_OPERATORS = ("send", "recv")
 ANY_SOURCE = "recv_any_source"
 MESSAGES = (*PEER_OPERATORS, ANY_SOURCE)
 COLLECTIVES = frozenset((*OPERATORS.values(), *SAME_NAME, *MESSAGES))
-"""The operators as `torch.distributed` calls them."""
+"""The names of the operators in `torch.distributed`."""
 
 
 UNSEEN_BY_PYTHON = (
-    "the Python engine does not see the collectives of DDP's reducer, and functional ones, in which ranks wait; record "
+    "the Python engine does not see the collectives of DDP's reducer, or functional ones, in which ranks wait; record "
     "with the native engine (modtrace build)"
 )
 
@@ -36,11 +36,11 @@ UNSEEN_BY_PYTHON = (
 class CollectiveName(NamedTuple):
     """The name of a collective."""
 
-    operator: str  # as `torch.distributed` calls it (`all_reduce`, `send`).
-    group: str  # the name of the group it runs on, as torch has it (`0` is the default group's)
-    peer: int = -1  # for a send or receive the rank in the group at the other end; -1 if there is none
-    # The type of the device that runs it (`cuda`), where threads do not wait until it is complete; empty for the
-    # CPU, and for calls without tensors, like a barrier.
+    operator: str  # its name in `torch.distributed` (`all_reduce`, `send`)
+    group: str  # torch's name of the process group (`0` for the default group)
+    peer: int = -1  # the rank in the group at the other end of a send or receive; -1 without one
+    # Type of the device that runs the operator (`cuda`) while threads go on; empty for the CPU, and for calls without
+    # tensors, such as a barrier.
     device: str = ""
 
 
@@ -51,7 +51,7 @@ def collective_text(operator: str, group: str, peer: int = -1, device: str = "")
 
 
 def parse_collective(text: str) -> CollectiveName:
-    """Parse the text of a collective's name. Any text gives a name, since a ring can be damaged."""
+    """Parse the text of a collective's name; a text of a damaged ring becomes the operator."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -67,32 +67,32 @@ def parse_collective(text: str) -> CollectiveName:
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Write ranks as ranges, with a stride where there is one: `0-3`, `0-24:8`, `0,5`."""
-    left = sorted(set(ranks))
+    """Return the text of ranks as ranges, with a stride if it is not 1: `0-3`, `0-24:8`, `0,5`."""
+    remaining_ranks = sorted(set(ranks))
     parts = []
-    while left:
-        stride = left[1] - left[0] if len(left) > 1 else 1
+    while remaining_ranks:
+        stride = remaining_ranks[1] - remaining_ranks[0] if len(remaining_ranks) > 1 else 1
         count = 1
-        while count < len(left) and left[count] - left[count - 1] == stride:
+        while count < len(remaining_ranks) and remaining_ranks[count] - remaining_ranks[count - 1] == stride:
             count += 1
         if count < 3 and stride > 1:
             count = 1
-        first, last = left[0], left[count - 1]
+        first, last = remaining_ranks[0], remaining_ranks[count - 1]
         end = f"-{last}" if count > 1 else ""
         parts.append(f"{first}{end}" + (f":{stride}" if count > 1 and stride > 1 else ""))
-        del left[:count]
+        del remaining_ranks[:count]
     return ",".join(parts)
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Return the ranks that `rank_list` wrote; raises ValueError if it did not write that."""
+    """Return the ranks in a text of `rank_list`; raises ValueError for any other text."""
     ranks: list[int] = []
     for part in text.split(",") if text else []:
         bounds, _, stride = part.partition(":")
         first, _, last = bounds.partition("-")
         block = range(int(first), int(last or first) + 1, int(stride or 1))
         if not 0 <= block.start < _MAX_RANKS or not block.start < block.stop <= _MAX_RANKS or block.step < 1:
-            raise ValueError(f"{part!r} is no range of ranks")
+            raise ValueError(f"{part!r} is not a range of ranks")
         ranks.extend(block)
         if len(ranks) > _MAX_RANKS:
             raise ValueError(f"there are more than {_MAX_RANKS} ranks")
@@ -103,13 +103,15 @@ RangeCategory = Literal[
     "user", "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "generate", "torch"
 ]
 CATEGORIES: tuple[RangeCategory, ...] = get_args(RangeCategory)
-"""The purposes of ranges. `user` is a name of the user's, `torch` one that torch gives and that fits no other.
+"""The purposes of ranges: `user` for a range of the user's, `torch` for a range of torch's that fits no other category.
 
-No engine writes `evaluation`: these are found among the calls.
+No engine writes `evaluation`: the analysis finds evaluations among the calls.
 """
 
-EVAL, TRAIN = "Module.eval#", "Module.train#"
-"""How the names begin of calls that switch a module to eval mode, and back."""
+EVAL = "Module.eval#"
+"""Prefix of the name of a call that switches a module to eval mode."""
+TRAIN = "Module.train#"
+"""Prefix of the name of a call that switches a module to train mode."""
 
 _PLACES = {"optimizer": "the optimizer", "gc": "garbage collection", "compile": "compilation"}
 
@@ -117,12 +119,12 @@ _PLACES = {"optimizer": "the optimizer", "gc": "garbage collection", "compile": 
 class RangeName(NamedTuple):
     """The name of a range."""
 
-    name: str  # as torch or the user calls it
+    name: str  # the name that torch or the user gave it
     category: str  # one of `CATEGORIES`
 
     @property
     def place(self) -> str:
-        """The place where a thread is, in a sentence: by its category; a range of the user's by its name."""
+        """The place of a thread in this range, as a part of a sentence; a range of the user's is named."""
         return f"range {self.name}" if self.category == "user" else _PLACES.get(self.category, self.category)
 
 
@@ -132,7 +134,7 @@ def range_text(name: str, category: RangeCategory) -> str:
 
 
 def parse_range(text: str) -> RangeName:
-    """Parse the text of a range's name. Any text gives a name, since a ring can be damaged."""
+    """Parse the text of a range's name; a text of a damaged ring becomes a name of category `user`."""
     try:
         match json.loads(text):
             case [str(category), str(name)] if category in CATEGORIES:

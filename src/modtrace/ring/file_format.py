@@ -7,32 +7,32 @@
 …      log: records of (length u32 · crc32 u32 · JSON), until a length of 0 or the end of the file
 ```
 
-All numbers are little endian. Under `writer` the metadata says which process writes the file, see `owner`. The space of
-header, slots and the first part of the log is reserved when the file is made. So a full disk is an error then, and no
-signal while training runs.
+All numbers are little endian. The metadata's `writer` describes the process that writes the file, see `owner`. The
+space of the header, the slots and the first part of the log is reserved when the file is made. So a full disk is an
+error at that time, and not a signal while training runs.
 
-A record is one JSON object. Its "kind" says what it is; beside that it has
+A record is one JSON object with a "kind" and the fields of this kind:
 
 | kind       | fields                                                                                                 |
 |------------|--------------------------------------------------------------------------------------------------------|
-| `name`     | `id`, `label`, `fqn`, `class`: of a module                                                             |
-| `text`     | `id`, `text`: of a mark, a counter, the shapes of a call's inputs, or a collective's name              |
-| `thread`   | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 if not known)   |
-| `compiled` | `name`: its id, `modules`: those inside, compiled (`blocks.0: Block, …`); the last counts; `graph`     |
-| `group`    | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed  |
-| `operator` | `number`, `name`, `device`, `dtype`, `flops` (-1: not known), `bytes`: of one with certain inputs      |
-| `optimizer`| `class`, `tensors`, `how`, `hooks`, `groups`: of an optimizer that stepped, see `describe_optimizer`    |
-| `steps`    | `steps`: how many were looked at, `notes`: a JSON object, see `STEP_NOTES`; the last counts             |
-| `clock`    | `clock`: the id of the host's monotonic clock, which times are of                                      |
-| `offset`   | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: by how many ns the parent's was ahead |
-| `anchor`   | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                    |
-| `stop`     | nothing: the recording was stopped in good order                                                       |
+| `name`     | a module's name: `id`, `label`, `fqn`, `class`                                                         |
+| `text`     | the text of a mark, a counter, the shapes of a call's inputs, or a collective's name: `id`, `text`     |
+| `thread`   | `id`, `name`, `tid` (the operating system's id), `torch_thread_id` (torch's number, -1 if unknown)     |
+| `compiled` | `name`: id of a name; `modules`: compiled into it (`blocks.0: Block, …`); `graph`. The last counts     |
+| `group`    | a process group of torch.distributed: `name`, `ranks` (global ranks, `0-3,8`), `description`           |
+| `operator` | one with certain inputs: `number`, `name`, `device`, `dtype`, `flops` (-1: unknown), `bytes`           |
+| `optimizer`| one that stepped: `class`, `tensors`, `how`, `hooks`, `groups`, see `describe_optimizer`               |
+| `steps`    | `steps`: number of sampled steps; `notes`: a JSON object, see `STEP_NOTES`. The last counts            |
+| `clock`    | `clock`: id of the host's monotonic clock, which the times are on                                      |
+| `offset`   | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: lead of the parent's clock in ns      |
+| `anchor`   | `monotonic`, `wall`: ns on both clocks, read at one moment                                             |
+| `stop`     | no fields: the recording was stopped in good order                                                     |
 
-The `graph` of what was compiled has `graph` (dynamo's number), `unknown` (why nothing is known of its nodes, or empty),
-`work`: for each module its name, its nodes in forward, backward and recompute, and their FLOPs, -1 where not known; and
-`kernels`, of each graph that Inductor compiled of it: `key`, by which a profile names its calls, `unknown`, and
-`kernels` in the order of their calls: the name, and for each module its place in `work`, the phase, and the bytes of
-its nodes. A graph that is noted again, once its backward was compiled, takes the place of the former note.
+The `graph` of a compiled region has `graph` (dynamo's number), `unknown` (the reason why its nodes are unknown, or
+empty), `work` and `kernels`. `work` has for each module its name, its nodes in forward, backward and recompute, and
+their FLOPs, -1 if unknown. `kernels` has for each graph that Inductor compiled its `key`, by which a profile names its
+calls, `unknown`, and `kernels` in call order: the name, and for each module its index in `work`, the phase, and the
+bytes of its nodes. A graph that is noted again, after its backward was compiled, replaces the former note.
 """
 
 import struct
@@ -50,24 +50,24 @@ Record = Mapping[str, Any]
 MAGIC = b"MODTRACE"
 VERSION = 2
 HEADER = struct.Struct("<8sIIQQQII")
-"""The begin of the header, before the metadata."""
+"""The start of the header, before the metadata."""
 SLOTS_OFFSET = 4096
 """Bytes before the first slot of a file."""
 LOG_CHUNK_BYTES = 1 << 20
-"""The bytes that are reserved for the log at once; a file is never shorter than with the first of these."""
+"""Bytes that are reserved for the log at a time; every complete file has the first of these chunks."""
 RECORD = struct.Struct("<II")
 """The length and the checksum before each record of the log."""
 MAX_RECORD_BYTES = 1 << 20
-"""A longer record is damage; what would be longer is not written."""
+"""Maximum length of a record: a longer record is not written, and a reader takes it for damage."""
 _WRITER = "writer"
 FIRST_STEP = "first_step"
-"""The key in the metadata of a ring for the number of the first step, where that is known."""
+"""The key in a ring's metadata for the number of the first step, if known."""
 STACKS_SIGNAL = "stacks_signal"
-"""The key in the metadata of a ring for the number of the signal on which its process writes its Python stacks."""
+"""The key in a ring's metadata for the number of the signal on which its process writes its Python stacks."""
 WORKERS = "workers"
-"""The key in the metadata of a ring: 1 if what workers of a DataLoader record is joined when the recording is saved."""
+"""The key in a ring's metadata that is 1 if the recordings of DataLoader workers are joined when it is saved."""
 MAX_TIME_NS = 1 << 61
-"""Times from here on are damage: sums of a few must fit 64 bits."""
+"""Times from this one on are damage: sums of a few times must fit 64 bits."""
 _PIDS = range(1 << 31)
 _TIMES_NS = range(MAX_TIME_NS)
 _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
@@ -99,7 +99,7 @@ _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
     "saved": {},
     "stop": {},
 }
-"""The fields of each kind of record, and what each may be: a text, or an integer in a range."""
+"""The allowed values of each field of each kind of record: a text, or an integer in a range."""
 _METADATA_FIELDS: Mapping[str, type[str] | range] = {
     "pid": _PIDS,
     "rank": _PIDS,
@@ -109,19 +109,19 @@ _METADATA_FIELDS: Mapping[str, type[str] | range] = {
     STACKS_SIGNAL: range(1, 65),
     WORKERS: range(2),
 }
-"""The fields of the metadata that are read, and what each may be; other fields are only shown."""
+"""The allowed values of the metadata's fields that modtrace reads; other fields are only shown."""
 _KINDS_WITH_ID = ("name", "text", "thread")
-_MAX_AHEAD = 64
-"""How much larger an id may be than twice the number of records so far."""
+_MAX_ID_MARGIN = 64
+"""Maximum excess of an id over twice the number of records so far."""
 
 
 class FileHeader(NamedTuple):
     """The header of a ring file."""
 
     capacity: int  # slots in the ring
-    log_start: int  # the byte at which the log begins
-    metadata: Mapping[str, Any]  # about the recording, as written there; without what it cannot say of a process
-    # The process that writes it, as `owner.describe_writer` says it; empty in files of older versions.
+    log_start: int  # byte offset of the log
+    metadata: Mapping[str, Any]  # the values about the recording, without fields that have impossible values
+    # The description of the writing process by `owner.describe_writer`; empty in files of older versions.
     writer: Mapping[str, object]
 
 
@@ -136,7 +136,7 @@ def pack_header(path: str, capacity: int, metadata: Mapping[str, object], writer
 
 
 def parse_header(path: str, head: bytes) -> FileHeader:
-    """Parse the first `SLOTS_OFFSET` bytes of a file; raises RingError if they are no whole header."""
+    """Parse the first `SLOTS_OFFSET` bytes of a file; raises RingError if they are not a complete header."""
     if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise RingError(f"{path}: not a ring file (it does not begin with {MAGIC.decode()} and a header)")
     _, version, _, capacity, slots_offset, log_start, length, crc = HEADER.unpack_from(head)
@@ -159,7 +159,7 @@ def parse_header(path: str, head: bytes) -> FileHeader:
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
-    """Parse a text as a JSON object; None if it is not one."""
+    """Parse a JSON object; None for any other text."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -168,8 +168,8 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
 
 
 def valid_records(records: Sequence[Record]) -> tuple[list[Record], dict[str, int]]:
-    """Return the records that have all their fields, and how many ids each kind has."""
-    id_counts, counted = dict.fromkeys(_KINDS_WITH_ID, 0), dict.fromkeys(_KINDS_WITH_ID, 0)
+    """Return the records that have all their fields, and the number of ids of each kind."""
+    id_counts, record_counts = dict.fromkeys(_KINDS_WITH_ID, 0), dict.fromkeys(_KINDS_WITH_ID, 0)
     valid = []
     for record in records:
         kind = record.get("kind")
@@ -177,10 +177,10 @@ def valid_records(records: Sequence[Record]) -> tuple[list[Record], dict[str, in
         if fields is None or not all(_is_allowed(record.get(field), allowed) for field, allowed in fields.items()):
             continue
         if kind in id_counts:
-            # Ids are given in order, but of threads that note some at once any may come first, and one is missing where
-            # an interrupt came. The bound limits what a damaged one costs.
-            counted[kind] += 1
-            if not _is_allowed(record.get("id"), range(2 * counted[kind] + _MAX_AHEAD)):
+            # Ids are given in order, but threads may note records in another order, and an interrupt leaves a gap.
+            # The bound limits the cost of a damaged id.
+            record_counts[kind] += 1
+            if not _is_allowed(record.get("id"), range(2 * record_counts[kind] + _MAX_ID_MARGIN)):
                 continue
             id_counts[kind] = max(id_counts[kind], record["id"] + 1)
         valid.append(record)

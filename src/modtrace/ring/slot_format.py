@@ -5,11 +5,11 @@
 - value: by kind, see `Kind`
 - stamp: the event's serial number plus one; 0 in a slot that was never written
 
-The lap is how often the ring had been filled before, modulo `1 << LAP_BITS`. Meta is written first and the stamp last;
-a reader copies the stamp first and meta last. A slot is whole where the lap in meta is the lap of the stamp, so torn
-and overwritten slots are recognized without a lock.
+The lap is the number of times that the ring had been filled before, modulo `1 << LAP_BITS`. The writer writes meta
+first and the stamp last; a reader copies the stamp first and meta last. A slot is complete if meta and the stamp have
+the same lap, so readers recognize torn and overwritten slots without a lock.
 
-The build of the native engine makes a C++ header of this file.
+The build of the native engine makes a C++ header from this file.
 """
 
 from dataclasses import dataclass
@@ -35,99 +35,102 @@ LAP_MASK = (1 << LAP_BITS) - 1
 LAP_SHIFT = KIND_SHIFT + KIND_BITS
 
 NO_NAME = NAME_MASK
-"""The name of what belongs to no module."""
+"""The name of an event that belongs to no module."""
 
-# The name field of a node's event: the graph task that runs it, and above that the thread that made the node, as torch
-# numbers it. Both wrap at their width.
+# The name field of a node's event: the graph task that runs the node, and above it torch's number of the thread that
+# made the node. Both wrap at their width.
 GRAPH_TASK_BITS = 8
 GRAPH_TASK_MASK = (1 << GRAPH_TASK_BITS) - 1
 FORWARD_THREAD_SHIFT = GRAPH_TASK_BITS
 FORWARD_THREAD_BITS = 16
 FORWARD_THREAD_MASK = (1 << FORWARD_THREAD_BITS) - 1
 
-# The value of a call's event: the autograd sequence number of its thread, and above that the call's index among the
-# calls of its name. Both wrap at their width.
+# The value of a call's event: the autograd sequence number of its thread, and above it the call's index among the calls
+# of its name. Both wrap at their width.
 SEQUENCE_BITS = 38
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 CALL_INDEX_BITS = 25
 CALL_INDEX_MASK = (1 << CALL_INDEX_BITS) - 1
 
-# The value of a `CALL_BACKWARD`: the key of the call, and above that the graph task. A name and a key tell a call: the
-# key is its index, and RECOMPUTE_BIT if a checkpoint ran it again.
+# The value of a `CALL_BACKWARD`: the key of the call, and above it the graph task. A name and a key identify a call:
+# the key is the call's index, with RECOMPUTE_BIT if a checkpoint ran it again.
 RECOMPUTE_BIT = 1 << CALL_INDEX_BITS
 CALL_KEY_BITS = CALL_INDEX_BITS + 1
 CALL_KEY_MASK = (1 << CALL_KEY_BITS) - 1
 
-# The value of a `SEGMENT_BEGIN`: a sequence number, and above that the backward pass, which wraps at its width.
+# The value of a `SEGMENT_BEGIN`: a sequence number, and above it the backward pass, which wraps at its width.
 BACKWARD_PASS_BITS = 25
 BACKWARD_PASS_MASK = (1 << BACKWARD_PASS_BITS) - 1
 
-# The name of a `DEVICE_QUEUED` and a `DEVICE_STREAM`: the number of a stream, and above that the index of the device.
+# The name of a `DEVICE_QUEUED` and a `DEVICE_STREAM`: the number of a stream, and above it the index of the device.
 STREAM_NUMBER_BITS = 16
 STREAM_NUMBER_MASK = (1 << STREAM_NUMBER_BITS) - 1
 
 # The name of a `DEVICE_REACHED`: the lower bits of the event's number.
 EVENT_NUMBER_MASK = NAME_MASK
 
-# The value of a `DEVICE_CLOCK`: what the device's clock showed, and above that the index of the device.
+# The value of a `DEVICE_CLOCK`: the time of the device's clock, and above it the index of the device.
 DEVICE_TIME_BITS = 55
 DEVICE_TIME_MASK = (1 << DEVICE_TIME_BITS) - 1
 
-# The value of a `COLLECTION`: the generation, above it how many objects were collected (at most `COLLECTED_MASK`),
-# above that the nanoseconds that it took, and above these one of two bits; older rings have neither.
+# The value of a `COLLECTION`: the generation, above it the number of collected objects (up to `COLLECTED_MASK`), above
+# it the duration in ns, and above it one of two bits; older rings have neither bit.
 GENERATION_BITS = 2
 GENERATION_MASK = (1 << GENERATION_BITS) - 1
 COLLECTED_BITS = 20
 COLLECTED_MASK = (1 << COLLECTED_BITS) - 1
-AUTOMATIC_BIT, REQUESTED_BIT = 1 << 62, 1 << 61
-"""Python itself began the collection, after so many allocations; or gc.collect() did."""
+AUTOMATIC_BIT = 1 << 62
+"""Bit of a collection that Python started by itself, after many allocations."""
+REQUESTED_BIT = 1 << 61
+"""Bit of a collection that gc.collect() started."""
 
-# The value of a `HELD` and a `HELD_AT_PEAK`: who allocated it outside of calls of modules, and above that the bytes.
+# The value of a `HELD` and a `HELD_AT_PEAK`: the holder of memory outside the calls of modules, and above it the bytes.
 HOLDER_BITS = 2
 HOLDER_MASK = (1 << HOLDER_BITS) - 1
 
 MIN_COLLECTION_NS = 100_000
-"""A shorter collection has no event: those of the young generation are many, and take microseconds."""
+"""Minimum duration of a collection with an event; the many collections of the young generation last microseconds."""
 
 DEVICE_PENDING_NS = 100_000_000
-"""How long a device is asked for an event before the first `DEVICE_PENDING`; each next one after twice the time."""
+"""Time from a device event's queueing to its first `DEVICE_PENDING`; the time to each next one doubles."""
 
 NOT_AWAITED_BIT = 1 << 62
-"""Bit in the value of a `COLLECTIVE_EXIT`: a device runs it, and the call left nothing by which a thread could wait."""
+"""Bit in the value of a `COLLECTIVE_EXIT`: a device runs the collective, and the call left no handle to wait for it."""
 
 WITH_GRADIENTS_BIT = 1 << 62
 """Bit in the value of an `OPERATOR`: gradients are enabled."""
 
 ABANDONED_BIT = 1 << 62
-"""Bit in the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
+"""Bit in the value of a `BACKWARD_OVER`: the graph task had ended earlier, by an exception."""
 
 
 ALLOCATED = "allocated"
-"""The text of the counter of what tensors hold on the CPU, in bytes: at each event before which it changed, and before
-that the most since the last sample, if that was more."""
+"""Text of the counter of the bytes that tensors hold on the CPU. After a change, a sample precedes the next event, and
+a sample of the maximum since the last sample precedes that sample, if larger."""
 CUDA_ALLOCATED = "cuda allocated"
-"""The same of one GPU: it follows that of the CPU once the process allocates on a GPU."""
+"""Text of the counter of the bytes on one GPU; it replaces the CPU's counter once the process allocates on a GPU."""
 REFUSED = "could not be allocated"
-"""The text of the counter of what could not be allocated, in bytes."""
+"""Text of the counter of the bytes that could not be allocated."""
 
 
 NameField = Literal["", "module", "module?", "text", "text?", "number"]
-"""The name field of an event: a module's name, a text, or a number as the kind says. Empty: NO_NAME; `?`: perhaps."""
+"""The content of an event's name field: the id of a module's name, the id of a text, or a number. With `?` it may be
+NO_NAME; empty means NO_NAME in every event."""
 
 _CALL = "call index · sequence number of the thread"
 _CALLS, _PASSES, _NETWORK = "module_calls.cpp engine.py", "backward.cpp engine.py", "collectives.cpp collectives.py"
 
 
 class Kind(IntEnum):
-    """The kind of an event: a table of what each kind says, and which files write and read it.
+    """The kind of an event: a table of the meaning of each kind, and the files that write and read it.
 
     Attributes:
-        topic: what it is about; most sets of kinds below are made of it.
-        layout: what the value holds, from the highest bits down; bits and widths are above.
-        name_field: what the name is.
-        writers: the files of `track/` that write it, or of `recording/`.
-        reader: the file of `timeline/decode/` that gives it its meaning, or of `live/`.
-        by_others: others than the thread that it names can write it, at any later time.
+        topic: the subject, by which most sets of kinds below are made.
+        layout: the content of the value, from the highest bits down; bits and widths are defined above.
+        name_field: the content of the name field.
+        writers: the files of `track/` or `recording/` that write the kind.
+        reader: the file of `timeline/decode/` or `live/` that interprets the kind.
+        by_others: whether a thread can write the event for the thread that it names, at any later time.
     """
 
     topic: str
@@ -147,73 +150,73 @@ class Kind(IntEnum):
         reader: str = "",
         by_others: bool = False,
     ) -> "Kind":
-        """Return the member of a row."""
+        """Return the member for a row of the table."""
         kind = int.__new__(cls, number)
         kind._value_, kind.topic, kind.layout, kind.name_field = number, topic, layout, name_field
         kind.writers, kind.reader, kind.by_others = writers, reader, by_others
         return kind
 
     FORWARD_ENTER = 1, "call", _CALL, "module", _CALLS, "intervals"
-    """A call begins."""
+    """A call starts."""
     FORWARD_EXIT = 2, "call", _CALL, "module", _CALLS, "intervals"
-    """It ends."""
+    """A call ends."""
     RECOMPUTE_ENTER = 3, "call", _CALL, "module", _CALLS, "intervals"
-    """A call that a checkpoint runs again begins. Its index is among these of its name."""
+    """A call that a checkpoint runs again starts. Its index counts the recomputed calls of its name."""
     RECOMPUTE_EXIT = 4, "call", _CALL, "module", _CALLS, "intervals"
-    """It ends."""
+    """A call that a checkpoint runs again ends."""
     NODE_BEGIN = 5, "node", "its sequence number", "number", "backward.cpp", "intervals"
-    """An autograd node begins to run. Name: forward thread · graph task."""
-    NODE_END = 6, "node", "as of its begin", "number", "backward.cpp", "intervals"
-    """It ends. Name: as of its begin."""
+    """An autograd node starts to run. Name: forward thread · graph task."""
+    NODE_END = 6, "node", "value of its NODE_BEGIN", "number", "backward.cpp", "intervals"
+    """An autograd node ends. Name: that of its NODE_BEGIN."""
     GRAPH_BUILT = 7, "node", "sequence number of the thread", "", "backward.cpp", "attribution"
-    """Beside the begin and the end of a node that builds a graph."""
+    """Written with the start and the end of a node that builds a graph."""
     CALL_BACKWARD = 8, "node", "graph task · call key", "module?", "passes.py", "intervals"
-    """The nodes of a call run from now on (Python engine). No name: the nodes of no module."""
+    """The nodes of a call run from now on (Python engine). Without a name: the nodes of no module."""
     BACKWARD_OVER = 9, "node", "ABANDONED_BIT · graph task or backward pass", "", "backward.cpp passes.py", "intervals"
     """A backward is over."""
     STEP = 10, "step", "its number", "", "recording.py", "analysis"
     """A training step ended."""
     MARK = 11, "mark", "0", "text", "recording.py event_sink.py", "from_ring"
-    """A mark of the user's or a sync mark."""
+    """A mark of the user's, or a sync mark."""
     COUNTER = 12, "memory", "the sample", "text", "memory.cpp sampling.py", "from_ring"
     """A counter was sampled."""
     SHAPES = 13, "mark", "0", "text", "sampling.py", "from_ring"
-    """The call entered just before on this thread has these inputs."""
+    """The inputs of the call that was entered just before on this thread."""
     ACCUMULATE_END = 14, "node", "its sequence number", "number", "backward.cpp", "intervals"
-    """An AccumulateGrad ended, which counts to the node before it. Name: that of a node's event."""
+    """An AccumulateGrad ended; it belongs to the node before it. Name: that of a node's event."""
     SEGMENT_BEGIN = 15, "node", "backward pass · sequence number of its first", "", "backward.cpp", "intervals"
     """The nodes of a segment run from now on (native engine)."""
     PASS_BEGIN = 16, "pass", "number of this call in the process", "", _PASSES, "analysis"
-    """A thread calls what runs a backward pass."""
-    PASS_END = 17, "pass", "as of its begin", "", _PASSES, "analysis"
-    """It returned or raised; of several of one number the first counts."""
+    """A thread calls the function that runs a backward pass."""
+    PASS_END = 17, "pass", "value of its PASS_BEGIN", "", _PASSES, "analysis"
+    """The call of a PASS_BEGIN returned or raised; the first PASS_END of a number counts."""
     OPTIMIZER_STEP = 18, "step", "number of its training step, from 0", "", "recording.py", "analysis"
     """An optimizer stepped."""
     COLLECTIVE_ENTER = 20, "communication", "its counter", "text?", _NETWORK, "range_slices"
     """A collective, or a send or receive, is called. The text: see `event_text`."""
     COLLECTIVE_EXIT = 21, "communication", "NOT_AWAITED_BIT · bytes", "text?", _NETWORK, "range_slices"
-    """The call returns. The bytes are of the larger of what goes in and what comes out on this rank. Its text, and
-    those of the next three, are as of its enter."""
-    COLLECTIVE_DONE = 22, "communication", "as of its enter", "text?", "collectives.cpp", "range_slices", True
-    """It is complete, at any later time; the thread is the one that called it."""
-    WAIT_ENTER = 23, "communication", "value of the collective's enter, or -1", "text?", _NETWORK, "range_slices"
-    """A thread waits for a collective. If that is not known, the value is -1, and there is no name."""
-    WAIT_EXIT = 24, "communication", "value of the wait's enter", "text?", _NETWORK, "range_slices"
-    """It has waited."""
+    """The call returns. The bytes are the larger of its inputs and its outputs on this rank. The text of this event and
+    of the next three kinds is that of the COLLECTIVE_ENTER."""
+    COLLECTIVE_DONE = 22, "communication", "value of its enter", "text?", "collectives.cpp", "range_slices", True
+    """A collective is complete, at any later time; the event's thread is the thread that called it."""
+    WAIT_ENTER = 23, "communication", "value of the COLLECTIVE_ENTER, or -1", "text?", _NETWORK, "range_slices"
+    """A thread waits for a collective. For an unknown collective the value is -1, and there is no name."""
+    WAIT_EXIT = 24, "communication", "value of the WAIT_ENTER", "text?", _NETWORK, "range_slices"
+    """The wait ends."""
     DEVICE_QUEUED = 25, "device", "its number, from 0", "number", "times.cpp", "analysis"
-    """An event of a device follows what the thread wrote before. Name: device · stream; if it was dropped, as
-    too many had not been read, NO_NAME."""
+    """The thread queued a device event behind its last event in the ring. Name: device · stream; NO_NAME if the device
+    event was dropped because too many had not been read."""
     DEVICE_REACHED = 26, "device", "ns of the device's clock", "number", "reader.cpp", "analysis", True
-    """The device has reached the event. Name: lower bits of its number; thread: who queued it."""
-    DEVICE_CLOCK = 27, "device", "device · what its clock showed", "number", "reader.cpp", "analysis", True
+    """The device has reached a device event. Name: lower bits of its number; thread: the thread that queued it."""
+    DEVICE_CLOCK = 27, "device", "device · its clock's time", "number", "reader.cpp", "analysis", True
     """A device's clock was read, between this event's time and `name` ns before it."""
     DEVICE_STREAM = 28, "device", "torch's id of the stream", "number", "reader.cpp times.cpp", "analysis", True
-    """Which stream a number means. Name: as of DEVICE_QUEUED."""
-    DEVICE_PENDING = 29, "device", "the event's number", "number", "reader.cpp", "streams", True
-    """A device had not reached an event when it was asked. Name: as of DEVICE_QUEUED."""
-    GRADIENTS = 30, "step", "how many such passes came before", "number", _PASSES, "analysis"
+    """The stream of a stream number. Name: that of DEVICE_QUEUED."""
+    DEVICE_PENDING = 29, "device", "the device event's number", "number", "reader.cpp", "streams", True
+    """A device had not reached a device event when it was asked. Name: that of DEVICE_QUEUED."""
+    GRADIENTS = 30, "step", "number of such passes before", "number", _PASSES, "analysis"
     """An outermost backward pass that builds no graph has given gradients to leaf tensors. Name: 0 if it added them to
-    `.grad`, 1 if it returned them. After a `STEP` or an `OPTIMIZER_STEP` there is none."""
+    `.grad`, 1 if it returned them. Once a `STEP` or an `OPTIMIZER_STEP` came, no pass has this event."""
     COLLECTION = (
         31,
         "collection",
@@ -223,42 +226,42 @@ class Kind(IntEnum):
         "range_slices",
         True,
     )
-    """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. The Python engine writes it
-    later, perhaps from another thread."""
+    """Python collected garbage on this thread until now, for `MIN_COLLECTION_NS` or longer. The Python engine writes
+    the event later, maybe from another thread."""
     EVAL_ENTER = 32, "call", _CALL, "module", _CALLS, "range_slices"
-    """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
+    """Replaces a FORWARD_ENTER: an outermost call of a module in eval mode starts."""
     OPERATOR = 33, "FLOPs", "WITH_GRADIENTS_BIT · number of its record", "", "flops.cpp", "span_costs"
-    """An operator that has a formula ran on this thread, in no other one."""
+    """An operator with a FLOP formula ran on this thread, outside any other such operator."""
     COUNTING = 34, "FLOPs", "1 or 0", "", "flops.cpp", "span_costs"
-    """From now on operators are counted, or are not any more."""
+    """Counting of operators starts (1) or stops (0)."""
     INPUTS = 35, "FLOPs", "number of module, modes and shapes", "", "module_calls.cpp", "span_costs"
-    """The call entered just before on this thread is outermost. Calls that are alike have the same number."""
+    """The call that was entered just before on this thread is outermost. Equal calls have the same number."""
     HELD = 36, "memory", "bytes · holder", "module?", "memory.h", "held_memory"
-    """The bytes that tensors hold which calls of a module allocated, outside of inner calls, have changed. The holder
-    is 1 for what nodes of backward allocated, 2 for the step of an optimizer, 3 for parameters of modules that were
-    called. No name: no call of a module allocated it, or it is of a parameter."""
+    """The bytes changed that a module's calls, without their inner calls, allocated and tensors still hold. Without a
+    name, the holder is 1 for nodes of backward, 2 for the step of an optimizer, 3 for parameters of modules that were
+    called, and 0 for all other memory."""
     SAVED = 37, "memory", "bytes, or number of passes so far", "module?", "memory.h", "held_memory"
-    """The bytes that calls of a module have saved for backward so far: they were allocated in a forward with gradients,
-    outside of inner calls, and freed in or after a later backward pass. An event with no name comes before such events:
-    it has the number of passes."""
+    """The bytes that a module's calls have saved for backward so far: a forward with gradients allocated them, outside
+    inner calls, and they were freed in or after a later backward pass. An event without a name precedes such events and
+    has the number of passes."""
     HELD_AT_PEAK = 38, "memory", "bytes · holder", "", "memory.h", "held_memory"
-    """The bytes that these held when most was held so far: four events together. The holder is 0 for all bytes, else as
-    in HELD."""
+    """The bytes of a holder at the peak so far, in four events together. The holder is 0 for all bytes, otherwise as in
+    HELD."""
     PASS_GRAPH = 39, "FLOPs", "number of graph and asked gradients", "", "backward.cpp", "span_costs"
-    """The pass begun just before on this thread goes through this graph. Passes that are alike, in shapes too, have the
-    same number."""
+    """The graph of the pass that began just before on this thread. Passes with equal graphs and shapes have the same
+    number."""
     RANGE_BEGIN = 40, "range", "its number", "text", "ranges.cpp ranges.py", "range_slices"
-    """A range begins. No other range has its number. The text: see `event_text`."""
-    RANGE_END = 41, "range", "as of its begin", "text", "ranges.cpp ranges.py", "range_slices", True
-    """It ends, perhaps because another thread ends it. The text: as of its begin."""
+    """A range starts. No other range has its number. The text: see `event_text`."""
+    RANGE_END = 41, "range", "value of its RANGE_BEGIN", "text", "ranges.cpp ranges.py", "range_slices", True
+    """A range ends; another thread can end it. The text is that of its RANGE_BEGIN."""
     GREENLET_SUSPENDED = 42, "greenlet", "sequence number of the OS thread", "", "greenlets.cpp", "attribution"
-    """This greenlet stops, and one that is in no call goes on."""
+    """This greenlet stops, and a greenlet outside all calls goes on."""
     GREENLET_RESUMED = 43, "greenlet", "sequence number of the OS thread", "", "greenlets.cpp", "attribution"
-    """This greenlet goes on, and so does its innermost call."""
+    """This greenlet goes on, and with it its innermost call."""
 
 
 SYNC_PREFIX = "modtrace.sync#"
-"""The begin of the text of a mark that torch.profiler sees too; a number follows."""
+"""Prefix of the text of a mark that torch.profiler sees too; a number follows."""
 
 
 def _about(topic: str) -> tuple[Kind, ...]:
@@ -268,26 +271,26 @@ def _about(topic: str) -> tuple[Kind, ...]:
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.EVAL_ENTER, Kind.RECOMPUTE_ENTER)
 CALL_EXIT_KINDS = (Kind.FORWARD_EXIT, Kind.RECOMPUTE_EXIT)
 COMMUNICATION_KINDS = _about("communication")
-"""The kinds that say what a thread does of torch.distributed."""
+"""The kinds for the calls of torch.distributed on a thread."""
 GREENLET_KINDS = _about("greenlet")
-"""The kinds that say which greenlet makes a thread's nodes from now on."""
+"""The kinds for switches of the greenlet that makes a thread's nodes."""
 RANGE_KINDS = _about("range")
-"""The kinds that say in which named range a thread is."""
+"""The kinds for the named ranges of a thread."""
 FLOP_KINDS = _about("FLOPs")
-"""The kinds that say what operators cost."""
+"""The kinds for the costs of operators."""
 DEVICE_KINDS = _about("device")
-"""The kinds that say when a device reached what was queued."""
+"""The kinds for the times at which a device reached its events."""
 MEMORY_KINDS = _about("memory")
-"""The kinds that say what tensors hold, and samples of counters."""
+"""The kinds for the bytes that tensors hold, and for samples of counters."""
 KINDS_OF_OTHER_THREADS = tuple(kind for kind in Kind if kind.by_others)
-"""The kinds that are written by others than the thread that they name, at any later time."""
+"""The kinds that another thread than the named thread can write, at any later time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Whole events in serial order, as columns of equal length."""
+    """Complete events in serial order, as columns of equal length."""
 
-    serial: Int64Array  # ascending, with gaps where slots were torn
+    serial: Int64Array  # ascending, with gaps for torn slots
     time: Int64Array  # monotonic nanoseconds
     kind: Int8Array  # a `Kind`
     thread: Int32Array  # index into the threads of the name table
@@ -298,5 +301,5 @@ class Events:
         return len(self.serial)
 
     def take(self, index: AnyArray | slice) -> "Events":
-        """Return the events at `index` (positions, a mask or a range)."""
+        """Return the events at `index` (indices, a mask or a slice)."""
         return Events(*(getattr(self, field)[index] for field in self.__slots__))
