@@ -1,6 +1,6 @@
-"""Findings: what stands out in a summary, ranked by how much of a step it explains; a file for each kind of rule.
+"""Findings: notable facts of a summary, sorted by their share of a step. Each file has the rules of one kind.
 
-Rules measure nothing: all figures are the summary's own, and what `RuleInput` joins to it.
+Rules measure nothing: all figures come from `RuleInput`, which joins the summary with figures of steps and calls.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ from .occasions import (
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
 
-_LARGE_PART = 0.05
-"""From which share of a step on it is said where a part is."""
+_MIN_LINES_SHARE = 0.05
+"""Minimum share of the median step at which the program lines around a part are shown."""
 _NOT_COUNTED = f"{NOT_LOOKED_AT}which operators run: the Python engine counts none beside profilers, torch.compile, RPC"
 
 
 def find_findings(measured: RuleInput) -> list[Finding]:
-    """Return what stands out: what costs the most time in a step first, then what costs none."""
+    """Return the findings, by their time in a step; those without a cost in time last."""
     if not measured.steps:
         return []
     notes = NotedSteps(measured.step_notes, measured.samples_per_step)
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
-    slow_steps = list(find_slow_steps(measured, notes, {each.part for each in occasions}))
-    named = {found.where for found in (*outliers, *slow_steps)}
-    inside = [each for each in find_inside(measured, notes) if each.where not in named]
-    said = {(each.what, each.where) for each in inside}
+    occasional_parts = {finding.part for finding in occasions}
+    slow_steps = list(find_slow_steps(measured, notes, occasional_parts))
+    reported = {finding.where for finding in (*outliers, *slow_steps)}
+    inside = [finding for finding in find_inside(measured, notes) if finding.where not in reported]
+    inside_keys = {(finding.what, finding.where) for finding in inside}
     losses = {row.fqn for row in measured.rows if row.module_class.endswith("Loss")}
-    explained = {each.part for each in occasions} | {"loss" for each in inside if each.where in losses}
-    found: Sequence[Finding] = (
+    explained = occasional_parts | {"loss" for finding in inside if finding.where in losses}
+    findings: Sequence[Finding] = (
         *occasions,
         *outliers,
         *slow_steps,
@@ -64,52 +65,51 @@ def find_findings(measured: RuleInput) -> list[Finding]:
         *find_larger_inputs(measured),
         *find_reruns(measured),
         *find_large_parts(measured, notes, explained),
-        *(each for each in find_host_time(measured, notes) if each.where not in named and not notes.inside),
+        *(finding for finding in find_host_time(measured, notes) if finding.where not in reported and not notes.inside),
         *(
-            each
-            for each in find_noted(measured, notes)
-            if (each.where is None or each.where not in named) and (each.what, each.where) not in said
+            finding
+            for finding in find_noted(measured, notes)
+            if (finding.where is None or finding.where not in reported)
+            and (finding.what, finding.where) not in inside_keys
         ),
         *find_costs(measured),
     )
-    return sorted(found, key=lambda each: -each.ns_per_step)[:MAX_FINDINGS]
+    return sorted(findings, key=lambda finding: -finding.ns_per_step)[:MAX_FINDINGS]
 
 
 def lines_of_parts(measured: RuleInput) -> dict[str, str]:
-    """Say of what is in no module and no range between which lines of the program most of it is, by part.
+    """Return by part the program lines around most of its time in no module and no range; short parts are left out.
 
-    Parts that take little are left out, and those of which most is elsewhere. Of calls that are steps, it says too
-    whether few of them take most of the time: a longer prompt is no finding.
+    If calls are steps, also return a sentence if a few of them have most of the time: a longer prompt is not a finding.
     """
-    notes, said = NotedSteps(measured.step_notes), dict[str, str]()
+    notes, texts = NotedSteps(measured.step_notes), dict[str, str]()
     if not measured.steps:
-        return said
+        return texts
     if not measured.trains and (calls := long_calls_text(measured)):
-        said["forward"] = calls
+        texts["forward"] = calls
     step_ns = float(np.median(measured.duration_ns + measured.gap_ns.sum(axis=1)))
     for part in ("loss", OTHER):
         per_step = float(np.median(measured.part_ns(part, gaps=True)))
-        if 0 < _LARGE_PART * step_ns <= per_step and (text := notes.lines_text(part, per_step)):
-            runs = notes.outside_text(per_step, tensors_of(measured.optimizers)) if part == OTHER else ""
-            said[part] = f"{part}: {text}{runs}"
-    return said
+        if 0 < _MIN_LINES_SHARE * step_ns <= per_step and (lines := notes.lines_text(part, per_step)):
+            operators = notes.outside_text(per_step, tensors_of(measured.optimizers)) if part == OTHER else ""
+            texts[part] = f"{part}: {lines}{operators}"
+    return texts
 
 
 def looked_at(measured: RuleInput) -> str:
-    """Say what there was to look at; nothing if there was nothing."""
+    """Return the list of what the rules checked; empty if there was nothing to check."""
     summary = measured.summary
     if not summary.rows:
         return ""
     is_few = measured.steps < MIN_STEPS
     few = f" (too few to tell what is usual: record {MIN_STEPS + 1} or more)" if is_few else ""
-    known = [
+    checked = [
         f"{counted(measured.steps, 'step')} in {'its' if measured.steps == 1 else 'their'} parts{few}",
         f"{counted(len(summary.rows), 'module')} beside their siblings",
-        *(f"{counted(len(summary.ranges), 'kind')} of ranges" for _ in summary.ranges[:1]),
-        *("memory" for _ in [summary.memory] if summary.memory is not None),
-        *("FLOPs" for _ in [summary.flops] if summary.flops is not None),
-        *("devices" for _ in [summary.device] if summary.device is not None),
+        *([f"{counted(len(summary.ranges), 'kind')} of ranges"] if summary.ranges else []),
     ]
+    tables = ("memory", summary.memory), ("FLOPs", summary.flops), ("devices", summary.device)
+    checked += [name for name, table in tables if table is not None]
     notes = NotedSteps(measured.step_notes)
     is_missed = measured.step_notes.get("steps") and not notes.is_counted and not notes.inside
-    return ", ".join(known) + (_NOT_COUNTED if is_missed else "")
+    return ", ".join(checked) + (_NOT_COUNTED if is_missed else "")

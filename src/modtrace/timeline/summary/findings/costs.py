@@ -1,4 +1,4 @@
-"""What costs no time that is measured: memory that grows or has one holder, idle devices, a low rate of FLOPs."""
+"""Rules for costs other than the time of steps: growing or held memory, idle devices, a low rate of FLOPs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..flop_summary import FlopSummary
 from .finding import TRACE, Finding, RuleInput
 from .siblings import place_of
 
-_HOLDS, _LEAST_HELD = 0.3, 8 << 20
-"""Share of the peak, and bytes: so much held by one module is not one of many layers."""
-_MORE_THAN_NEXT = 3
-"""How many times as much it holds as the next module in another place."""
+_MIN_HELD_SHARE, _MIN_HELD_BYTES = 0.3, 8 << 20
+"""Minimum share of the peak, and minimum bytes, that one module holds; one of many equal layers holds less."""
+_MIN_RATIO_TO_NEXT = 3
+"""Minimum ratio of its memory to that of the next module in another place."""
 _LOW_MFU = 0.2
-"""Well-kept trainings of transformers have 0.35 to 0.55."""
+"""Limit of a low MFU; efficient trainings of transformers have 0.35 to 0.55."""
 _DRY_LATENCY_NS = 50_000
-"""Time from a call to its begin on the stream: a stream that has work queued takes longer."""
-_DRY_SHARE = 0.2
-"""Share of the time in which streams are in no module: less is not worth a finding."""
+"""Maximum time in ns from a call to its start on the stream, if no work is queued there."""
+_MIN_DRY_SHARE = 0.2
+"""Minimum share of time in which streams are in no module."""
 
 
 def find_costs(measured: RuleInput) -> Iterator[Finding]:
@@ -32,19 +32,19 @@ def find_costs(measured: RuleInput) -> Iterator[Finding]:
 
 
 def _growth(measured: RuleInput) -> Iterator[Finding]:
-    grows, holders = measured.memory.get("grows", 0), measured.growth_by_holder
+    grows, growths = measured.memory.get("grows", 0), measured.growth_by_holder
     if grows <= 0:
         return
     names = {row.fqn for row in measured.rows}
-    largest = max(holders, key=lambda name: holders[name], default="")
+    largest = max(growths, key=lambda name: growths[name], default="")
     memory = measured.summary.memory
     place = memory.grown_in if memory is not None else ""
     outside = f"outside of modules, {place}," if place else "outside of modules"
-    kept = ", ".join(
+    holders = ", ".join(
         f"{outside if name == OUTSIDE else name} {format_bytes(count)}"
-        for name, count in sorted(holders.items(), key=lambda one: -one[1])[:3]
+        for name, count in sorted(growths.items(), key=lambda item: -item[1])[:3]
     )
-    evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {kept}" if kept else "")
+    evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {holders}" if holders else "")
     in_range = place.removeprefix("in ") if place.startswith("in ") and largest == OUTSIDE else None
     where = largest if largest in names else in_range
     show = "--memory" if memory is not None else "--tree"
@@ -55,22 +55,21 @@ def _holders(measured: RuleInput) -> Iterator[Finding]:
     memory = measured.summary.memory
     if memory is None:
         return
-    held = [each for each in memory.holders if each.fqn not in ("other", OUTSIDE, *OUTSIDE_CALLS)]
-    if (
-        not held
-        or held[0].fqn in measured.growth_by_holder
-        or held[0].bytes < max(_HOLDS * memory.peak_bytes, _LEAST_HELD)
-    ):
+    holders = [holder for holder in memory.holders if holder.fqn not in ("other", OUTSIDE, *OUTSIDE_CALLS)]
+    if not holders or holders[0].fqn in measured.growth_by_holder:
         return
-    place = place_of(measured, held[0].fqn)
-    others = [each for each in held[1:] if place_of(measured, each.fqn) != place]
-    if others and held[0].bytes < _MORE_THAN_NEXT * others[0].bytes:
+    largest = holders[0]
+    if largest.bytes < max(_MIN_HELD_SHARE * memory.peak_bytes, _MIN_HELD_BYTES):
         return
-    evidence = f"{format_bytes(held[0].bytes)} of {format_bytes(memory.peak_bytes)}"
-    if held[0].saved_bytes:
-        evidence += f", about {format_bytes(held[0].saved_bytes)} of it for the backward: checkpointing would free that"
-    what = f"holds {held[0].bytes / memory.peak_bytes:.0%} of the memory at the peak"
-    yield measured.finding(what, held[0].fqn, evidence=evidence, show="--memory")
+    place = place_of(measured, largest.fqn)
+    elsewhere = [holder.bytes for holder in holders[1:] if place_of(measured, holder.fqn) != place]
+    if elsewhere and largest.bytes < _MIN_RATIO_TO_NEXT * elsewhere[0]:
+        return
+    evidence = f"{format_bytes(largest.bytes)} of {format_bytes(memory.peak_bytes)}"
+    if largest.saved_bytes:
+        evidence += f", about {format_bytes(largest.saved_bytes)} of it for the backward: checkpointing would free that"
+    title = f"holds {largest.bytes / memory.peak_bytes:.0%} of the memory at the peak"
+    yield measured.finding(title, largest.fqn, evidence=evidence, show="--memory")
 
 
 def _dry_streams(measured: RuleInput) -> Iterator[Finding]:
@@ -79,7 +78,7 @@ def _dry_streams(measured: RuleInput) -> Iterator[Finding]:
         return
     idle_ns = device.length_ns - device.in_modules_ns
     latency = np.repeat([row.latency_p50_ns for row in device.rows], [row.calls for row in device.rows])
-    if idle_ns < _DRY_SHARE * device.length_ns or not len(latency) or np.median(latency) > _DRY_LATENCY_NS:
+    if idle_ns < _MIN_DRY_SHARE * device.length_ns or not len(latency) or np.median(latency) > _DRY_LATENCY_NS:
         return
     per_step = idle_ns / max(measured.steps, 1)
     evidence = (
@@ -90,9 +89,9 @@ def _dry_streams(measured: RuleInput) -> Iterator[Finding]:
 
 
 def low_mfu(flops: FlopSummary | None) -> list[Finding]:
-    """Return a finding if the peak of the device is known, and few of its FLOPs are used."""
-    used = [step.mfu for step in flops.by_step if step.mfu is not None] if flops is not None else []
-    if flops is None or not used or (mfu := float(np.median(used))) >= _LOW_MFU:
+    """Return a finding if the device's peak is known, and steps reach little of it."""
+    step_mfus = [step.mfu for step in flops.by_step if step.mfu is not None] if flops is not None else []
+    if flops is None or not step_mfus or (mfu := float(np.median(step_mfus))) >= _LOW_MFU:
         return []
     evidence = f"MFU {mfu:.1%} of {flops.peak_tflops:,.6g} TFLOP/s (median of the steps)"
     command = f"modtrace summary {TRACE} --flops"

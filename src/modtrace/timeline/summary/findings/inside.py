@@ -1,4 +1,4 @@
-"""What modules do themselves, outside of inner ones: in which operators of torch, or in Python."""
+"""Rules for the own work of modules, outside inner ones: kinds of torch operators, or Python."""
 
 from __future__ import annotations
 
@@ -12,256 +12,251 @@ from .finding import MIN_STEPS, Finding, RuleInput, only_option
 from .noted import DOUBLES, MOVES, NotedSteps, Operator, calls_text, float64_ns
 from .siblings import place_of
 
-_SHORT_NS = 200_000
-"""How long operators last at most on average, with what calls them, if many of them are a loop: what computes much in
-each of its rounds gains nothing by fewer of them."""
+_MAX_SHORT_NS = 200_000
+"""Maximum mean time in ns of an operator and its call for a loop: fewer rounds save nothing if each computes much."""
 _MOST, _MUCH = 0.5, 0.3
-"""Shares of the time of a module's operators, or of its own forward."""
-_MAKES = frozenset(
+"""Minimum shares of the time of a module's operators, or of its own forward, for most and much of it."""
+_MAKERS = frozenset(
     {"arange", "eye", "full", "linspace", "meshgrid", "one_hot", "ones", "randperm", "tril", "triu", "tril_", "triu_"}
     | {"ones_like", "full_like", "masked_fill", "masked_fill_", "outer"}
 )
-"""Operators that make masks and tables, mostly the same in each call."""
-
-_SORTS = frozenset(
+"""Operators that make masks and tables, usually the same in each call."""
+_SORTERS = frozenset(
     {"argsort", "bincount", "histc", "histogram", "inverse", "kthvalue", "logdet", "matrix_exp", "median", "mode", "qr"}
     | {"msort", "nanmedian", "nanquantile", "quantile", "sort", "svd", "unique_dim", "unique_consecutive", "_unique2"}
 )
-"""Operators that sort or factorize, besides those of linalg: no layer consists of them. What routes to experts, or
-samples words, sorts few values, in little time."""
+"""Operators that sort or factorize, besides those of linalg. No layer consists of them: routing to experts and sampling
+of tokens sort few values, in little time."""
 _LINALG, _PLAIN_LINALG = "linalg_", frozenset({"vector_norm", "norm", "matmul", "vecdot", "multi_dot", "cross"})
 PARAMETRIZATIONS = ".parametrizations."
-"""In the names of modules that compute weights from others."""
-
+"""Part of the names of modules that compute weights from others."""
 _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
-"""Operators that attention by hand calls twice, for its scores, and for what these weigh: more often with positions."""
+"""Operators that attention by hand calls twice, for scores and for weighted values; more often with positions."""
 _ALL_PRODUCTS = _PRODUCTS | {"linear", "addmm", "mm"}
 _ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "_softmax"})
 _NOT_IN_ATTENTION = frozenset({"add", "add_", "dropout"})
-"""What `scaled_dot_product_attention` is not sure to do with less: a bias that is learned, dropout on a CPU."""
-
-_TABLE = 10.0
-"""How many times as long as its forward the backward of a table is at least, if most of it is for rows that no input
-names: both take as much for the others."""
-
-
-_LEAST = 0.05
-"""Share of a step that such work takes at least: as for loops outside of modules, since it is known what it is."""
-_LEAST_PYTHON = 0.10
-"""For Python, and for `cat`, which positions need too, where nothing is trained: models of transformers that are small
-have up to 0.06 of Python while they generate."""
-
-
-_OF_ALL = 0.5
-"""What part of that it is of the mean step at least: of few steps, in which a busy machine stops others, the shortest
-tenth of a module's and that of the step are of different ones."""
+"""Operators that `scaled_dot_product_attention` may not save: a learned bias, dropout on a CPU."""
+_MIN_TABLE_BACKWARD_RATIO = 10.0
+"""Minimum ratio of backward to forward of a table if most of its gradient is for rows that no input names. The rows of
+the input take the same in both."""
+_MIN_SHARE = 0.05
+"""Minimum share of a step for such work: as for loops outside modules, the cause is known."""
+_MIN_SHARE_WITHOUT_TRAINING = 0.10
+"""Minimum share if nothing is trained of Python, and of `cat`, which positions need too. Small transformers spend up to
+0.06 of a generation in Python."""
+_MEAN_FACTOR = 0.5
+"""Factor on the minimum share for the mean step: with few steps on a busy machine, the 10th percentiles of module and
+step come from different steps."""
 
 
-class Own(NamedTuple):
-    """What the modules of one place and class do themselves in a step."""
+class OwnWork(NamedTuple):
+    """The own work in a step of the modules of one place and class."""
 
-    fqns: list[str]  # the one that takes the longest first
+    fqns: list[str]  # names of the modules, the slowest first
     module_class: str
     calls: float
     forward_ns: float
     backward_ns: float
-    all: Operator  # the operators together; those that build a graph alone, without their time, if none were counted
+    all: Operator  # sum of the operators; if none were counted, number of operators that make nodes, without time
     longest: list[Operator]
-    calling_ns: float  # what Python takes at most to call the operators, these modules and inner ones
+    calling_ns: float  # maximum Python time to call the operators, these modules and inner ones
     float64_ns: float
 
-    def share(self, chosen: Callable[[str], bool]) -> float:
-        """Return which share of the time of operators those have that are chosen by name."""
-        return sum(each.ns for each in self.longest if chosen(each.name)) / max(self.all.ns, 1.0)
+    def share(self, is_chosen: Callable[[str], bool]) -> float:
+        """Return the share of the operators' time in operators with chosen names."""
+        return sum(operator.ns for operator in self.longest if is_chosen(operator.name)) / max(self.all.ns, 1.0)
 
     @property
     def python_ns(self) -> float:
-        """What no operator takes, without what it takes to call these, and inner modules."""
+        """Forward time less operators, and less the Python time to call these and inner modules."""
         return max(0.0, self.forward_ns - self.all.ns - self.calling_ns) if self.all.ns else 0.0
 
 
-class _Kind(NamedTuple):
+class _WorkKind(NamedTuple):
     """A kind of work that hardly any module needs.
 
     Attributes:
-        what: how findings call it.
-        ns: what it takes in a step; 0 if it is none.
-        why: what is said of it, after the figures.
-        part: of a step, that it is in.
-        of_calls: share of a step that it takes at least where nothing is trained.
+        title: title of the finding.
+        ns: function that returns the time of this work in a step; 0 if the work is of another kind.
+        advice: clause after the figures.
+        part: part of a step that contains the work.
+        min_share_without_training: minimum share of a step if nothing is trained.
     """
 
-    what: str
-    ns: Callable[[Own], float]
-    why: str
+    title: str
+    ns: Callable[[OwnWork], float]
+    advice: str
     part: str = "forward"
-    of_calls: float = _LEAST
+    min_share_without_training: float = _MIN_SHARE
 
 
-def _is_loop(own: Own) -> bool:
-    count = own.all.calls / max(own.calls, 1e-9)
-    return count >= MANY_NODES and own.forward_ns <= _SHORT_NS * own.all.calls
+def _is_loop(work: OwnWork) -> bool:
+    operators = work.all.calls / max(work.calls, 1e-9)
+    return operators >= MANY_NODES and work.forward_ns <= _MAX_SHORT_NS * work.all.calls
 
 
-def _share_of_work(own: Own, share: float, *, with_backward: bool, least: float) -> float:
-    return share * (own.forward_ns + own.backward_ns * with_backward) if share >= least else 0.0
+def _move_share(work: OwnWork) -> float:
+    return work.share(lambda name: name.removesuffix(FLOAT64) in MOVES | _MAKERS)
 
 
-def _is_move(name: str) -> bool:
-    return name.removesuffix(FLOAT64) in MOVES | _MAKES
-
-
-def _sorts(name: str) -> bool:
+def _is_sorter(name: str) -> bool:
     plain = name.removesuffix(FLOAT64)
-    return plain in _SORTS or (plain.startswith(_LINALG) and plain.removeprefix(_LINALG) not in _PLAIN_LINALG)
+    return plain in _SORTERS or (plain.startswith(_LINALG) and plain.removeprefix(_LINALG) not in _PLAIN_LINALG)
 
 
-def _attention_ns(own: Own) -> float:
-    """Return what attention by hand takes beside its products, where one operator could do all."""
-    calls = {each.name: each.calls for each in own.longest}
+def _float64_ns(work: OwnWork) -> float:
+    share = work.float64_ns / max(work.all.ns, 1.0)
+    return share * (work.forward_ns + work.backward_ns) if share >= _MOST else 0.0
+
+
+def _sorting_ns(work: OwnWork) -> float:
+    share = work.share(_is_sorter)
+    is_parametrization = PARAMETRIZATIONS in work.fqns[0]
+    return share * work.forward_ns if share >= _MOST and not is_parametrization else 0.0
+
+
+def _attention_ns(work: OwnWork) -> float:
+    """Return the time of attention by hand outside its products, which a single operator could save."""
+    calls = {operator.name: operator.calls for operator in work.longest}
     products = sum(count for name, count in calls.items() if name in _PRODUCTS)
     weights = sum(count for name, count in calls.items() if name.endswith("softmax"))
     if not 0 < 2 * weights == products or not _NOT_IN_ATTENTION.isdisjoint(calls):
         return 0.0
-    return own.share(lambda name: name not in _ALL_PRODUCTS) * (own.forward_ns + own.backward_ns)
+    return work.share(lambda name: name not in _ALL_PRODUCTS) * (work.forward_ns + work.backward_ns)
 
 
-def _cache_ns(own: Own) -> float:
-    """Return what attention without a backward takes to put tensors together, if that is most of it."""
-    if own.backward_ns or _ATTENTION.isdisjoint(each.name for each in own.longest):
+def _cache_ns(work: OwnWork) -> float:
+    """Return the time in which attention without a backward joins tensors, if that is most of its time."""
+    if work.backward_ns or _ATTENTION.isdisjoint(operator.name for operator in work.longest):
         return 0.0
-    return _share_of_work(own, own.share(lambda name: name == "cat"), with_backward=False, least=_MOST)
+    share = work.share(lambda name: name == "cat")
+    return share * work.forward_ns if share >= _MOST else 0.0
 
 
-def _table_ns(own: Own) -> float:
-    is_table = own.module_class in ("Embedding", "EmbeddingBag")
-    return own.backward_ns if is_table and own.backward_ns >= _TABLE * own.forward_ns else 0.0
+def _table_ns(work: OwnWork) -> float:
+    is_table = work.module_class in ("Embedding", "EmbeddingBag")
+    is_whole = work.backward_ns >= _MIN_TABLE_BACKWARD_RATIO * work.forward_ns
+    return work.backward_ns if is_table and is_whole else 0.0
 
 
-# The first kind that a place has counts.
+# Modules are reported for the first kind that fits.
 _KINDS = (
-    _Kind(
-        DOUBLES,
-        lambda own: _share_of_work(own, own.float64_ns / max(own.all.ns, 1.0), with_backward=True, least=_MOST),
-        "float32 takes half or less",
-    ),
-    _Kind(
+    _WorkKind(DOUBLES, _float64_ns, "float32 takes half or less"),
+    _WorkKind(
         "has a gradient of its whole table",
         _table_ns,
         "most of it is for rows that no input names: sparse=True has only the others",
         "backward",
     ),
-    _Kind(
+    _WorkKind(
         "runs many short operators: a loop in Python",
-        lambda own: (own.forward_ns + own.backward_ns) if _is_loop(own) else 0.0,
+        lambda work: (work.forward_ns + work.backward_ns) if _is_loop(work) else 0.0,
         "fewer and larger ones take less",
     ),
-    _Kind(
-        "sorts or factorizes in each call",
-        lambda own: (
-            _share_of_work(own, own.share(_sorts), with_backward=False, least=_MOST)
-            * (PARAMETRIZATIONS not in own.fqns[0])
-        ),
-        "that takes many times as long as what layers consist of",
+    _WorkKind(
+        "sorts or factorizes in each call", _sorting_ns, "that takes many times as long as what layers consist of"
     ),
-    _Kind(
+    _WorkKind(
         "computes attention by hand, with all weights in memory",
         _attention_ns,
         "scaled_dot_product_attention keeps none (in nn.MultiheadAttention need_weights=False), which is quicker",
     ),
-    _Kind(
+    _WorkKind(
         "puts the tensors of its attention together anew in each call",
         _cache_ns,
         "a cache of a fixed size, as StaticCache of transformers, takes what is new in its place",
-        of_calls=_LEAST_PYTHON,
+        min_share_without_training=_MIN_SHARE_WITHOUT_TRAINING,
     ),
-    _Kind(
+    _WorkKind(
         "copies tensors, or makes them anew, in each call",
-        lambda own: _share_of_work(own, own.share(_is_move), with_backward=False, least=_MUCH),
+        lambda work: _move_share(work) * work.forward_ns if _move_share(work) >= _MUCH else 0.0,
         "once is enough for what is the same each time",
     ),
-    _Kind(
+    _WorkKind(
         "spends host time in its own forward, outside of inner modules and operators",
-        lambda own: own.python_ns if own.python_ns >= _MOST * own.forward_ns else 0.0,
+        lambda work: work.python_ns if work.python_ns >= _MOST * work.forward_ns else 0.0,
         "Python or waiting",
-        of_calls=_LEAST_PYTHON,
+        min_share_without_training=_MIN_SHARE_WITHOUT_TRAINING,
     ),
 )
 
 
 def find_inside(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
-    """Yield modules that take a large share of a step in what can be done with less, if operators were counted."""
+    """Yield the modules with a large share of a step in work that has a cheaper way, by their operators."""
     if measured.steps < MIN_STEPS:
         return
-    # As its own time is: on a busy machine a median step is several times as long.
-    step_ns, all_ns = measured.p10_step_ns(), measured.total_ns / measured.steps
+    # The 10th percentile, as for own times: on a busy machine a median step is several times as long.
+    step_ns, mean_step_ns = measured.p10_step_ns(), measured.total_ns / measured.steps
     is_usual = notes.float64_share() > _MOST
     for place, members in _by_place(measured, notes):
-        each = [_sum(measured, [index], [known], notes) for index, known in members]
-        for number, kind in enumerate(_KINDS):
-            # Of modules of one class, some may be told to work in another way.
-            chosen = [member for member, own in zip(members, each, strict=True) if kind.ns(own)]
-            if not chosen:
+        works = [_sum(measured, [member], notes) for member in members]
+        for kind in _KINDS:
+            # Among modules of one class, some may do another kind of work.
+            chosen_members = [member for member, work in zip(members, works, strict=True) if kind.ns(work)]
+            if not chosen_members:
                 continue
-            own = _sum(measured, [index for index, _ in chosen], [known for _, known in chosen], notes)
-            per_step = kind.ns(own)
-            least = _LEAST if measured.trains else kind.of_calls
-            if per_step < max(least * step_ns, measured.min_ns * measured.samples_per_step, _OF_ALL * least * all_ns):
+            work = _sum(measured, chosen_members, notes)
+            per_step = kind.ns(work)
+            min_share = _MIN_SHARE if measured.trains else kind.min_share_without_training
+            min_ns = max(min_share * step_ns, _MEAN_FACTOR * min_share * mean_step_ns)
+            if per_step < max(min_ns, measured.min_ns * measured.samples_per_step):
                 continue
-            if number == 0 and (is_usual or own.fqns[0] in notes.doubles):
-                continue  # a rule of its own names modules with parameters of float64
-            several = f" in {len(own.fqns)} modules {place} ({own.module_class})" if len(own.fqns) > 1 else ""
-            several += f" of {len(members)}" * (1 < len(own.fqns) < len(members))
-            evidence = f"own forward {short_ms(own.forward_ns)} a step{several}"
-            evidence += f", own backward {short_ms(own.backward_ns)}" if measured.trains else ""
-            a_call = Operator("", own.all.calls / own.calls, own.all.ns / own.calls)
-            often = [one for one in own.longest if one.calls >= _MOST * own.calls]  # few are noted of each module
-            longest = f"{calls_text(often, own.calls)}, in all " if often else ""
-            evidence += f"; a call runs {longest}{a_call.calls:,.4g} operators"
-            evidence += f" of {short_ms(a_call.ns)}: {kind.why}" if a_call.ns else f": {kind.why}"
-            evidence += f"; {said}" if (said := notes.hooks_text(own.fqns[0])) else ""
-            yield measured.finding(
-                kind.what, own.fqns[0], kind.part, evidence=evidence, show=only_option(place), ns=per_step
-            )
+            if kind.title == DOUBLES and (is_usual or work.fqns[0] in notes.doubles):
+                continue  # another rule reports modules with parameters of float64
+            several = f" in {len(work.fqns)} modules {place} ({work.module_class})" if len(work.fqns) > 1 else ""
+            if 1 < len(work.fqns) < len(members):
+                several += f" of {len(members)}"
+            evidence = f"own forward {short_ms(work.forward_ns)} a step{several}"
+            evidence += f", own backward {short_ms(work.backward_ns)}" if measured.trains else ""
+            call_operators, call_ns = work.all.calls / work.calls, work.all.ns / work.calls
+            # A recording notes only a few operators of each module.
+            frequent = [operator for operator in work.longest if operator.calls >= _MOST * work.calls]
+            longest = f"{calls_text(frequent, work.calls)}, in all " if frequent else ""
+            evidence += f"; a call runs {longest}{call_operators:,.4g} operators"
+            evidence += f" of {short_ms(call_ns)}: {kind.advice}" if call_ns else f": {kind.advice}"
+            evidence += f"; {hooks}" if (hooks := notes.hooks_text(work.fqns[0])) else ""
+            title, show = kind.title, only_option(place)
+            yield measured.finding(title, work.fqns[0], kind.part, evidence=evidence, show=show, ns=per_step)
             break
 
 
 def _by_place(measured: RuleInput, notes: NotedSteps) -> Iterator[tuple[str, list[tuple[int, Sequence[Operator]]]]]:
-    """Yield the modules of each place, by row, with what they call themselves, if all of them are noted."""
+    """Yield the modules of each place, as row and own operators, if the operators of all of them are known."""
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
         if measured.calls[index] > 0 and row.calls and not measured.is_wrapper(row):
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
-    none = Operator("", 0.0, float(bool(notes.inside)))
-    for (place, _), members in by_place.items():
-        known = [notes.inside.get(measured.rows[index].fqn, [none]) for index in members]
+    no_operators = [Operator("", 0.0, float(bool(notes.inside)))]
+    for (place, _), rows in by_place.items():
+        operators = [notes.inside.get(measured.rows[index].fqn, no_operators) for index in rows]
         if not notes.inside:
-            nodes = (measured.runs.own_nodes[members] / max(measured.steps, 1)).tolist()
-            known = [[Operator("", made, 0.0)] for made in nodes]
-        elif not notes.all_inside and [none] in known:
+            nodes = (measured.runs.own_nodes[rows] / max(measured.steps, 1)).tolist()
+            operators = [[Operator("", count, 0.0)] for count in nodes]
+        elif not notes.all_inside and no_operators in operators:
             continue
-        yield place, list(zip(members, known, strict=True))
+        yield place, list(zip(rows, operators, strict=True))
 
 
-def _sum(measured: RuleInput, members: Sequence[int], known: Sequence[Sequence[Operator]], notes: NotedSteps) -> Own:
-    rows = [measured.rows[index] for index in members]
-    forward, backward = (sum(each) for each in zip(*map(measured.own_ns, members), strict=True))
-    longest = dict[str, Operator]()
-    for name, calls, ns in (one for each in known for one in each):
-        old = longest.get(name, Operator(name, 0.0, 0.0))
-        longest[name] = Operator(name, old.calls + calls, old.ns + ns)
-    rows.sort(key=lambda row: -row.self_ns)
-    doubles_ns = float64_ns([*longest.values()])
-    together, _ = longest.pop(""), longest.pop(FLOAT64, None)
-    calls, inner_calls = (float(each[list(members)].sum()) for each in (measured.calls, measured.inner_calls))
-    return Own(
+def _sum(measured: RuleInput, members: Sequence[tuple[int, Sequence[Operator]]], notes: NotedSteps) -> OwnWork:
+    """Return the work of modules together, each given as row and own operators."""
+    indices = [index for index, _ in members]
+    rows = sorted((measured.rows[index] for index in indices), key=lambda row: -row.self_ns)
+    forward_ns, backward_ns = (sum(ns) for ns in zip(*map(measured.own_ns, indices), strict=True))
+    by_name = dict[str, Operator]()
+    for name, calls, ns in (operator for _, operators in members for operator in operators):
+        sums = by_name.get(name, Operator(name, 0.0, 0.0))
+        by_name[name] = Operator(name, sums.calls + calls, sums.ns + ns)
+    doubles_ns = float64_ns([*by_name.values()])
+    total, _ = by_name.pop(""), by_name.pop(FLOAT64, None)
+    calls, inner_calls = float(measured.calls[indices].sum()), float(measured.inner_calls[indices].sum())
+    return OwnWork(
         [row.fqn for row in rows],
         rows[0].module_class,
         calls,
-        forward,
-        backward,
-        together,
-        sorted(longest.values(), key=lambda each: -each.ns),
-        notes.operator_call_ns * together.calls + notes.module_call_ns * (calls + inner_calls),
+        forward_ns,
+        backward_ns,
+        total,
+        sorted(by_name.values(), key=lambda operator: -operator.ns),
+        notes.operator_call_ns * total.calls + notes.module_call_ns * (calls + inner_calls),
         doubles_ns,
     )
