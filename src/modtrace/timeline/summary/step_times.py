@@ -1,4 +1,4 @@
-"""Times of each step, by phase and outside of modules; the typical step, and the steps of the warm-up."""
+"""Times of each step, by phase and outside modules; the typical step, and the steps of the warm-up."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ if TYPE_CHECKING:
 class StepTimes(NamedTuple):
     """One step; times are integer nanoseconds.
 
-    A training step reaches from the mark that ends the one before it to its own: `Recording.step`, or the end of an
-    optimizer's step if the recording marks these. The first of a training begins with what trains in it. Other steps
-    are calls or ranges, see `Timeline.summary`: what their own thread did counts. Each moment counts once, however many
-    threads run: as recompute if any module runs again, else as backward if any is in backward, else as forward.
-    So the times from `forward_ns` to `after_ns`, and `evaluation_ns`, add up to `duration_ns`.
+    A training step lasts from the previous mark to its own: `Recording.step`, or the end of an optimizer's step if the
+    recording marks these. The first step of a training starts with the first call that trains. Other steps are calls
+    or ranges, see `Timeline.summary`, and only their own thread counts. Each moment counts once, however many threads
+    run: as recompute if any module runs again, else as backward if any module is in backward, else as forward. The
+    times from `forward_ns` to `after_ns`, and `evaluation_ns`, therefore add up to `duration_ns`.
 
     Attributes:
-        step: its number, from 0.
-        duration_ns: how long it took.
-        forward_ns: in forward.
-        backward_ns: in backward, without recompute, with other forward calls inside it.
-        recompute_ns: in recompute.
-        before_ns: before its first span: loading a batch, and what else comes first.
-        between_ns: between its spans: the loss, and the loop around the model.
-        after_ns: after its last span: the optimizer and everything else until the mark. `StepParts` divides it.
-        backward_pass_ns: of all that, inside whole backward passes, each from its call to its return, with waiting for
-            other ranks; 0 if the timeline has none.
-        whole: False if its beginning was overwritten, or its end not marked; it may then have been longer.
-        evaluation_ns: in evaluations between the steps, which are no part of the training step: they are in
-            `duration_ns`, and in none of the other times.
+        step: number of the step, from 0.
+        duration_ns: duration of the step.
+        forward_ns: time in forward.
+        backward_ns: time in backward, without recompute, with other forward calls inside it.
+        recompute_ns: time in recompute.
+        before_ns: time before its first span: loading a batch, for example.
+        between_ns: time between its spans: the loss, and the loop around the model.
+        after_ns: time after its last span: the optimizer and everything else until the mark. `StepParts` divides it.
+        backward_pass_ns: time in whole backward passes, from call to return, with waiting for other ranks; it overlaps
+            the times above. 0 if the timeline has no passes.
+        whole: False if the beginning was overwritten or the end is not marked; the step may then have been longer.
+        evaluation_ns: time of evaluations between the steps: part of `duration_ns`, and of no other time.
     """
 
     step: int
@@ -59,7 +58,7 @@ class StepTimes(NamedTuple):
 
     @property
     def training_ns(self) -> int:
-        """The duration without evaluations, in nanoseconds: medians, percentiles and the slowest steps are by this."""
+        """The duration without evaluations, in nanoseconds: the basis of medians, percentiles and slowest steps."""
         return self.duration_ns - self.evaluation_ns
 
 
@@ -67,10 +66,10 @@ class Steps(LazyRows[StepTimes]):
     """Steps as columns.
 
     Args:
-        tables: int64[11, steps] each, the fields of `StepTimes`; these steps follow each other.
+        tables: int64[11, steps] each, the fields of `StepTimes`, of consecutive steps.
 
     Attributes:
-        table: of all steps.
+        table: int64[11, steps], of all steps.
         columns: `StepTimes` whose fields are arrays.
     """
 
@@ -84,7 +83,7 @@ class Steps(LazyRows[StepTimes]):
         return len(self.columns.step)
 
     def take(self, rows: AnyArray | slice) -> Steps:
-        """Return some of the steps."""
+        """Return the steps at the indices `rows`."""
         return Steps(self.table[:, rows])
 
     def _make(self, rows: slice) -> Iterator[StepTimes]:
@@ -92,25 +91,25 @@ class Steps(LazyRows[StepTimes]):
 
     @property
     def counted(self) -> Steps:
-        """The steps that all figures are of: the whole ones, or all if none is."""
-        whole = self.columns.whole
-        return self.take(whole) if whole.any() else self
+        """The steps that statistics cover: the whole steps, or all if no step is whole."""
+        is_whole = self.columns.whole
+        return self.take(is_whole) if is_whole.any() else self
 
     @property
     def slowest(self) -> Steps:
-        """The same steps, the slowest first, without evaluations."""
+        """The steps, sorted by descending `training_ns`."""
         return self.take(np.argsort(-self.columns.training_ns, kind="stable"))
 
 
 @once_per_timeline
 def measure_steps(timeline: Timeline, step_by: str) -> Steps:
-    """Return the steps of a timeline in order, as `find_step_bounds` tells them.
+    """Return the times of the steps of `find_step_bounds`, in order.
 
-    With several processes, marks and spans of the first count. For a step that is a call, those of its thread count.
+    With several processes, only the first counts. If a step is a call or range, only its thread counts.
     """
     bounds = find_step_bounds(timeline, step_by)
     timeline = keep_tracks(timeline, first_process_tracks(timeline))
-    slices, (number, start, end, whole) = timeline.slices, bounds[:4]
+    slices, (number, start, end, is_whole) = timeline.slices, bounds[:4]
     trains, evaluation_rows = ~is_in_evaluation(timeline), _evaluation_rows(timeline)
     if bounds.step_by != OPTIMIZER:  # an evaluation's calls are steps too
         trains, evaluation_rows = np.ones(len(trains), np.bool_), evaluation_rows[:0]
@@ -119,8 +118,8 @@ def measure_steps(timeline: Timeline, step_by: str) -> Steps:
         start, end = line.move(thread, start), line.move(thread, end)
     columns = slices.take(slices.block_of(MODULE))
 
-    def union(slices: Slices, chosen: AnyArray | slice) -> TimeIntervals:
-        return union_of(slices.start[chosen], slices.end[chosen])
+    def union(slices: Slices, rows: AnyArray | slice) -> TimeIntervals:
+        return union_of(slices.start[rows], slices.end[rows])
 
     evaluations = union(slices, evaluation_rows)
     is_root = columns.parent < 0
@@ -131,18 +130,20 @@ def measure_steps(timeline: Timeline, step_by: str) -> Steps:
     backward = union(columns, is_backward & trains & (is_root | ~is_backward[columns.parent])).time_within(start, end)
     recompute = union(columns, recomputes & trains & (is_root | ~recomputes[columns.parent])).time_within(start, end)
     passes = union(slices, slices.block_of(BACKWARD_PASS)).time_within(start, end)
-    before, after = _edges_outside(all_busy, start, end)
+    before_ns, after_ns = _edges_outside(all_busy, start, end)
     either = union_of(np.append(all_busy.start, evaluations.start), np.append(all_busy.end, evaluations.end))
     evaluation = either.time_within(start, end) - modules
-    before = before - evaluations.time_within(start, start + before)
-    after = after - evaluations.time_within(end - after, end)
-    between = end - start - evaluation - modules - before - after
+    before_ns = before_ns - evaluations.time_within(start, start + before_ns)
+    after_ns = after_ns - evaluations.time_within(end - after_ns, end)
+    between_ns = end - start - evaluation - modules - before_ns - after_ns
     phases = modules - backward, backward - recompute, recompute
-    return Steps(np.stack([number, end - start, *phases, before, between, after, passes, whole, evaluation]))
+    return Steps(
+        np.stack([number, end - start, *phases, before_ns, between_ns, after_ns, passes, is_whole, evaluation])
+    )
 
 
 def is_in_evaluation(timeline: Timeline) -> BoolArray:
-    """Return bool, per span whether its thread evaluates when it begins; see `StepTimes.evaluation_ns`."""
+    """Return bool[spans], whether the span's thread is in an evaluation at its start; see `StepTimes.evaluation_ns`."""
     columns, slices = timeline.columns, timeline.slices
     evaluates = np.zeros(len(columns), np.bool_)
     rows = _evaluation_rows(timeline)
@@ -150,8 +151,9 @@ def is_in_evaluation(timeline: Timeline) -> BoolArray:
         number = Numbering[tuple[Process, int]]()
         thread = np.array([number[track.process, track.tid] for track in timeline.tracks], np.int64)
         shift, _ = shift_apart(thread[slices.track], slices.start, slices.end, len(number))
-        of_row, of_span = shift[thread[slices.track[rows]]], shift[thread[columns.track]]
-        evaluates = union_of(slices.start[rows] + of_row, slices.end[rows] + of_row).contains(columns.start + of_span)
+        row_shift, span_shift = shift[thread[slices.track[rows]]], shift[thread[columns.track]]
+        evaluations = union_of(slices.start[rows] + row_shift, slices.end[rows] + row_shift)
+        evaluates = evaluations.contains(columns.start + span_shift)
     return evaluates
 
 
@@ -161,31 +163,30 @@ def _evaluation_rows(timeline: Timeline) -> Int64Array:
 
 
 def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return for each step the time before its first span (all of it if it has none) and after its last."""
+    """Return, for each step, the time before its first span (the whole step without spans) and after its last span."""
     starts, ends = np.append(busy.start, INT64_MAX), np.append(busy.end, INT64_MIN)
     first_start = np.clip(starts[np.searchsorted(busy.end, start, side="right")], start, end)
     last_end = np.clip(ends[np.searchsorted(busy.start, end) - 1], start, end)
-    before = first_start - start
-    return before, np.where(first_start < end, end - last_end, 0)
+    return first_start - start, np.where(first_start < end, end - last_end, 0)
 
 
 def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTimes:
-    """Return the whole step after the warm-up nearest their median, the first of equals, or raise ModtraceError."""
+    """Return the first whole step after the warm-up that is nearest their median; raises ModtraceError without one."""
     steps = measure_steps(without_gpu(timeline), step_by)
-    whole = steps.take(steps.columns.whole)
-    if not len(whole):
+    whole_steps = steps.take(steps.columns.whole)
+    if not len(whole_steps):
         raise ModtraceError("a recording without whole steps has no typical one; call recording.step() after each step")
-    kept = whole[warm_up_steps(whole.columns.training_ns) :]
-    durations = kept.columns.training_ns
-    return kept[int(np.argmin(np.abs(durations - np.median(durations))))]
+    later_steps = whole_steps[warm_up_steps(whole_steps.columns.training_ns) :]
+    durations = later_steps.columns.training_ns
+    return later_steps[int(np.argmin(np.abs(durations - np.median(durations))))]
 
 
 def warm_up_steps(duration_ns: Int64Array) -> int:
-    """Return how many of the first steps are slower than is usual in the second half; at most a half."""
+    """Return the number of first steps that are slower than usual in the second half; at most half of the steps."""
     half = len(duration_ns) // 2
-    usual = duration_ns[half:]
-    median = np.median(usual)
-    spread = np.median(np.abs(usual - median))
+    second_half = duration_ns[half:]
+    median = np.median(second_half)
+    spread = np.median(np.abs(second_half - median))
     limit = max(median + 6 * spread, 1.05 * median)
     slow = duration_ns[:half] > limit
     return int(np.argmin(slow)) if half and not slow.all() else half
