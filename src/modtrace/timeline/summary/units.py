@@ -1,4 +1,4 @@
-"""Percentiles: over steps, of ranges, and of calls or ranges that are the steps; and how many end per second."""
+"""Percentiles over steps, of ranges, and of calls or ranges that are steps; and the rates of these steps."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class GroupTimes(NamedTuple):
     ns: Int64Array
 
     def take(self, rows: AnyArray | slice) -> GroupTimes:
-        """Return some of the rows."""
+        """Return the entries at the indices `rows`."""
         return GroupTimes(*(column[rows] for column in self))
 
 
 class Percentiles(NamedTuple):
-    """Percentiles over the steps: what each group took in a step, int64[groups] nanoseconds."""
+    """Percentiles of each group's time in a step, over the steps: int64[groups] nanoseconds each."""
 
     p50: Int64Array
     p95: Int64Array
@@ -40,25 +40,28 @@ class Percentiles(NamedTuple):
 
 
 def join_times(pieces: Sequence[GroupTimes]) -> GroupTimes:
-    """Return the rows of all pieces, one piece after the other."""
+    """Return the rows of all pieces, in the order of the pieces."""
     return GroupTimes(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
 
 
 def percentiles_by_group(pieces: Sequence[GroupTimes], *, steps: Int64Array, groups: int) -> Percentiles:
-    """Return the percentiles of what each group took in steps that count, 0 if in none; the pieces are in order."""
-    kept = []
+    """Return percentiles of each group's time over the given steps in which it ran, 0 if it ran in none.
+
+    Each piece is sorted by group, as `sum_by_group_and_step` returns it.
+    """
+    tables = []
     for group, step, ns in pieces:
         counted = np.isin(step, steps)
-        kept.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
+        tables.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
     p50, p95, p10 = np.zeros((3, groups), np.int64)
     for index in range(groups):
-        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in kept]))
+        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in tables]))
         p50[index], p95[index], p10[index] = median(sums), nearest_rank(sums, 0.95), nearest_rank(sums, 0.1)
     return Percentiles(p50, p95, p10)
 
 
 def sum_by_group_and_step(times: GroupTimes) -> GroupTimes:
-    """Add up times per group and step; return one row for each pair, in their order."""
+    """Return the sum of the times of each pair of group and step, in the order of the pairs."""
     group, step, ns = times.take(np.lexsort((times.step, times.group)))
     first = np.flatnonzero(begins_run(group, step))
     sums = np.add.reduceat(ns, first) if len(first) else np.zeros(0, np.int64)
@@ -66,13 +69,13 @@ def sum_by_group_and_step(times: GroupTimes) -> GroupTimes:
 
 
 def median(values: Sequence[int] | Int64Array) -> int:
-    """Return the middle value, or the whole mean of the middle two; 0 without values."""
+    """Return the middle value, or the mean of the middle two rounded down; 0 without values."""
     in_order, count = np.sort(values), len(values)
     return (int(in_order[(count - 1) // 2]) + int(in_order[count // 2])) // 2 if count else 0
 
 
 def nearest_rank(values: Sequence[int] | Int64Array, fraction: float) -> int:
-    """Return the least of the values that `fraction` of them do not exceed; 0 without values."""
+    """Return the smallest value that at least `fraction` of the values do not exceed; 0 without values."""
     return int(np.sort(values)[max(int(np.ceil(len(values) * fraction)), 1) - 1]) if len(values) else 0
 
 
@@ -83,19 +86,19 @@ _STAGES_OF_GENERATE = ("prefill", "decode")
 class UnitTimes(NamedTuple):
     """The durations of the calls or ranges of one name, each of which is a step; times are integer nanoseconds.
 
-    Only those count that were recorded whole.
+    Only steps that were recorded whole count.
 
     Attributes:
-        unit: what the module or range is called: "generate", "GPT".
-        stage: which part of a step this is. The whole step has the empty text. Inside `generate` the first call of each
-            module is "prefill" and the others are "decode"; elsewhere these are "first call" and "later calls".
-        thread: the thread's name; empty for all threads together.
-        measured: how many there are.
-        calls: how many outermost calls of modules are inside.
-        p50_ns: the median of how long they took.
-        p95_ns: what 95 % of them do not exceed.
-        p99_ns: what 99 % of them do not exceed.
-        per_second: how many there are per second, from the begin of the first to the end of the last.
+        unit: name of the module or range: "generate", "GPT".
+        stage: stage of the step; empty for the whole step. Inside `generate` the first call of each module is "prefill"
+            and its other calls are "decode"; elsewhere these are "first call" and "later calls".
+        thread: name of the thread; empty for all threads together.
+        measured: number of steps, or of calls in the stage.
+        calls: number of outermost calls of modules inside.
+        p50_ns: median duration.
+        p95_ns: 95th percentile of the durations.
+        p99_ns: 99th percentile of the durations.
+        per_second: `measured` divided by the time from the start of the first to the end of the last.
     """
 
     unit: str
@@ -113,12 +116,12 @@ class RangeTimes(NamedTuple):
     """All ranges, or garbage collections, of one name; times are integer nanoseconds.
 
     Attributes:
-        range: what they are called.
-        part: the part of a step that they are, where nothing else wins.
-        calls: how many there are.
-        total_ns: of all together; ranges in others have their time too.
-        p50_ns: the median.
-        p95_ns: what 95 % of them do not exceed.
+        range: name of the ranges.
+        part: part of a step that they belong to, unless a part that takes precedence covers them.
+        calls: number of ranges.
+        total_ns: total duration, with nested ranges.
+        p50_ns: median duration.
+        p95_ns: 95th percentile of the durations.
     """
 
     range: str
@@ -141,50 +144,52 @@ class _Times(NamedTuple):
         return _Times(*(column[rows] for column in self))
 
     def by_thread(self) -> dict[int, _Times]:
-        """Return those of each thread by its id, ascending."""
+        """Return the rows of each thread by its id, ascending."""
         return {int(self.tid[rows[0]]): self.take(rows) for rows in split_by(self.tid)}
 
 
 def measure_units(timeline: Timeline, step_by: str | None) -> list[UnitTimes]:
-    """Return the times of steps that are calls or ranges, by name; nothing if marks end the steps."""
+    """Return the times of steps that are calls or ranges, by name; empty if marks end the steps."""
     bounds = find_step_bounds(timeline, step_by)
     return [] if bounds.step_by == OPTIMIZER else list(_measure(timeline, bounds))
 
 
 def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
-    """Yield the times of steps by name: of all threads together, then of each, and of their stages."""
+    """Yield the times of steps by name, with their stages: of all threads together, then of each thread."""
     call, step, is_first = _calls_inside(timeline, bounds)
     calls = np.bincount(step, minlength=len(bounds.number))
     slices = timeline.slices
     threads, units = _thread_names(timeline), _Times(bounds.start, bounds.end, bounds.tid, calls)
-    of_calls = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
+    call_times = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
     for name, rows in bounds.by_name().items():
-        chosen = np.zeros(len(bounds.whole), np.bool_)
-        chosen[rows] = bounds.whole[rows]
-        times = {"": units.take(chosen)}
-        if np.any(chosen[step] & ~is_first):
+        counts = np.zeros(len(bounds.whole), np.bool_)
+        counts[rows] = bounds.whole[rows]
+        times = {"": units.take(counts)}
+        if np.any(counts[step] & ~is_first):
             stages = _STAGES_OF_GENERATE if name == GENERATE else _STAGES
-            for stage, belongs in zip(stages, (is_first, ~is_first), strict=True):
-                times[stage] = of_calls.take(chosen[step] & belongs)
-        yield from (_row(name, stage, "", of_stage) for stage, of_stage in times.items() if len(of_stage.start))
-        by_thread = {stage: of_stage.by_thread() for stage, of_stage in times.items()}
+            for stage, is_in_stage in zip(stages, (is_first, ~is_first), strict=True):
+                times[stage] = call_times.take(counts[step] & is_in_stage)
+        yield from (
+            _row(name, stage, "", stage_times) for stage, stage_times in times.items() if len(stage_times.start)
+        )
+        by_thread = {stage: stage_times.by_thread() for stage, stage_times in times.items()}
         tids = [*by_thread[""]] if len(by_thread[""]) > 1 else []
-        for tid, (stage, of_threads) in itertools.product(tids, by_thread.items()):
-            if tid in of_threads:
-                yield _row(name, stage, threads[tid], of_threads[tid])
+        for tid, (stage, thread_times) in itertools.product(tids, by_thread.items()):
+            if tid in thread_times:
+                yield _row(name, stage, threads[tid], thread_times[tid])
 
 
 def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, Int64Array, BoolArray]:
-    """Return the rows of outermost calls in steps, the step of each by index, and whether it is its module's first.
+    """Return (rows, step indices, is_first) of the outermost calls in steps.
 
-    A step that is a call holds itself.
+    `is_first` is True for a module's first call in a step. A step that is a call contains itself.
     """
     slices = timeline.slices
     rows = forward_calls(timeline)
     tid = np.array([track.tid for track in timeline.tracks] or [0], np.int64)[slices.track[rows]]
     step = np.full(len(slices) + 1, -1)
     step[rows] = bounds.index_at(slices.start[rows], tid)
-    # The parent of a root, -1, is the last entry: in no step.
+    # The parent of a root is -1, the last entry, which is in no step.
     rows = rows[(step[rows] >= 0) & (step[rows] != step[slices.parent[rows]])]
     fqn = np.unique([name.fqn for name in timeline.names] or [""], return_inverse=True)[1][slices.name[rows]]
     _, first = np.unique(np.stack([step[rows], fqn]), axis=1, return_index=True)
@@ -194,17 +199,24 @@ def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, I
 
 
 def _row(unit: str, stage: str, thread: str, times: _Times) -> UnitTimes:
-    """Return the row of the steps, or calls in them, that have these times."""
-    took = times.end - times.start
-    lasts = int(times.end.max() - times.start.min())
-    per_second = len(took) * 1e9 / lasts if lasts else 0.0
-    p95_ns, p99_ns = nearest_rank(took, 0.95), nearest_rank(took, 0.99)
-    calls = int(times.calls.sum())
-    return UnitTimes(unit, stage, thread, len(took), calls, median(took), p95_ns, p99_ns, per_second)
+    """Return the row of a table for steps, or calls in them, with these times."""
+    duration_ns = times.end - times.start
+    period_ns = int(times.end.max() - times.start.min())
+    return UnitTimes(
+        unit=unit,
+        stage=stage,
+        thread=thread,
+        measured=len(duration_ns),
+        calls=int(times.calls.sum()),
+        p50_ns=median(duration_ns),
+        p95_ns=nearest_rank(duration_ns, 0.95),
+        p99_ns=nearest_rank(duration_ns, 0.99),
+        per_second=len(duration_ns) * 1e9 / period_ns if period_ns else 0.0,
+    )
 
 
 def _thread_names(timeline: Timeline) -> dict[int, str]:
-    """Return the name of each thread, by its id, which follows if another one has that name."""
+    """Return the name of each thread by its id; the id is appended if two threads share a name."""
     process = timeline.tracks[0].process
     names = {track.tid: track.thread for track in reversed(timeline.tracks) if track.process == process}
     count = Counter(names.values())
@@ -212,36 +224,37 @@ def _thread_names(timeline: Timeline) -> dict[int, str]:
 
 
 def measure_ranges(timeline: Timeline) -> dict[tuple[str, str], Int64Array]:
-    """Return the ranges of the first process by name and part: int64[n, 4], thread, start, end and depth of each."""
+    """Return the first process's ranges by (name, part): int64[n, 4], with thread, start, end and depth."""
     slices, names = timeline.slices, timeline.names
     is_range = np.isin(slices.kind, (RANGE, GARBAGE_COLLECTION)) & first_process_tracks(timeline)[slices.track]
     rows = np.flatnonzero(is_range)
     tid = np.array([track.tid for track in timeline.tracks] or [0], np.int64)[slices.track[rows]]
     ranges = np.stack([tid, slices.start[rows], slices.end[rows], slices.depth[rows]], axis=1)
-    took: dict[tuple[str, str], Int64Array] = {}
+    tables: dict[tuple[str, str], Int64Array] = {}
     for name in np.unique(slices.name[rows]).tolist():
         label, category = names[name].label, names[name].category
-        part = category if category in PARTS else OTHER if category == "torch" else label
-        named = ranges[slices.name[rows] == name]
-        took[label, part] = np.concatenate([took.get((label, part), named[:0]), named])
-    return took
+        default_part = OTHER if category == "torch" else label
+        part = category if category in PARTS else default_part
+        table = ranges[slices.name[rows] == name]
+        tables[label, part] = np.concatenate([tables.get((label, part), table[:0]), table])
+    return tables
 
 
 def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> list[RangeTimes]:
-    """Return what the ranges of each name took in all pieces, each once, the longest total first."""
-    rows, none = [], np.zeros((0, 4), np.int64)
+    """Return the times of the ranges of each name in all pieces, the longest total first; no range counts twice."""
+    rows, no_ranges = [], np.zeros((0, 4), np.int64)
     for label, part in dict.fromkeys(key for piece in pieces for key in piece):
-        tables = [piece.get((label, part), none) for piece in pieces]
-        new = [tables[0], *(_not_in(later, earlier) for earlier, later in itertools.pairwise(tables))]
-        took = np.concatenate([table[:, 2] - table[:, 1] for table in new])
-        rows.append(RangeTimes(label, part, len(took), int(took.sum()), median(took), nearest_rank(took, 0.95)))
+        tables = [piece.get((label, part), no_ranges) for piece in pieces]
+        new = [tables[0], *(_new_ranges(piece, previous) for previous, piece in itertools.pairwise(tables))]
+        ns = np.concatenate([table[:, 2] - table[:, 1] for table in new])
+        rows.append(RangeTimes(label, part, len(ns), int(ns.sum()), median(ns), nearest_rank(ns, 0.95)))
     return sorted(rows, key=lambda row: -row.total_ns)
 
 
-def _not_in(later: Int64Array, earlier: Int64Array) -> Int64Array:
-    """Return the ranges of a piece that are not in the piece before it too."""
-    reaches = earlier[:, 2].max(initial=INT64_MIN)
-    overlapping = np.flatnonzero(later[:, 1] <= reaches)
-    seen = {*map(tuple, earlier[np.isin(earlier[:, 2], later[overlapping, 2])].tolist())}
-    is_seen = np.array([tuple(row) in seen for row in later[overlapping].tolist()], np.bool_)
-    return np.delete(later, overlapping[is_seen], axis=0)
+def _new_ranges(piece: Int64Array, previous: Int64Array) -> Int64Array:
+    """Return the ranges of a piece that the previous piece does not contain already."""
+    last_end = previous[:, 2].max(initial=INT64_MIN)
+    overlapping = np.flatnonzero(piece[:, 1] <= last_end)
+    known = {*map(tuple, previous[np.isin(previous[:, 2], piece[overlapping, 2])].tolist())}
+    is_known = np.array([tuple(row) in known for row in piece[overlapping].tolist()], np.bool_)
+    return np.delete(piece, overlapping[is_known], axis=0)
