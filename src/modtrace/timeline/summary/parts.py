@@ -1,7 +1,7 @@
-"""A step in parts: every nanosecond of a step belongs to exactly one, so that the parts add up to the step.
+"""A step in parts: every nanosecond of a step belongs to exactly one part, so that the parts add up to the step.
 
-The time of a step is cut at each edge of what its thread did: spans, backward passes, collectives, ranges and garbage
-collections. The layers are then painted over each other, from what says least to what says most: the last one wins.
+The time of a step is cut at each start and end of its thread's spans, backward passes, collectives, ranges and garbage
+collections. Layers of these are laid over each other, from the least to the most specific: the last layer wins.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ PARTS = (
 """The parts of a step, in the order in which they are shown; user ranges by name and `other` follow."""
 OTHER = "other"
 
-_OF_MODEL = ("forward", "backward", "recompute", "evaluation")
-_LOSSES = ("Loss", "Criterion")
-"""Endings of classes' names whose outermost calls are the loss, without the model that they call."""
+_MODEL_PARTS = ("forward", "backward", "recompute", "evaluation")
+_LOSS_SUFFIXES = ("Loss", "Criterion")
+"""Endings of the names of loss classes: their outermost calls are the loss, without the model that they call."""
 
 
 class _Layer(NamedTuple):
-    """Intervals that do not overlap, and the part that each belongs to."""
+    """Intervals that do not overlap, and the part of each."""
 
     start: Int64Array
     end: Int64Array
@@ -69,22 +69,22 @@ class _Layer(NamedTuple):
 class DividedSteps(NamedTuple):
     """The steps of a piece of a timeline in parts."""
 
-    bounds: StepBounds  # the steps
+    bounds: StepBounds  # start and end of each step
     ns: Int64Array  # int64[steps, parts]
-    names: Sequence[str]  # of the parts
-    longest: Mapping[tuple[int, str], str]  # the name of the longest range, by index of the step and category
+    names: Sequence[str]  # names of the parts
+    longest: Mapping[tuple[int, str], str]  # name of the longest range, by (index of the step, category)
     gaps: StepBounds  # the times before, between and after the steps
     gap_ns: Int64Array  # int64[gaps, parts]
-    other_ns: Int64Array  # int64[parts], what of the part `other` of all steps follows each part
+    other_ns: Int64Array  # int64[parts], ns of the part `other` that directly follow each part, in all steps
 
 
 class Around(NamedTuple):
-    """Time that is in no step: nanoseconds by part, the longest first.
+    """Time outside steps: nanoseconds by part, the longest part first.
 
     Attributes:
-        before: before the first whole step.
-        between: between steps: of trainings that follow each other, or of calls.
-        after: after the last whole step.
+        before: time before the first whole step.
+        between: time between steps: between two trainings, or between calls.
+        after: time after the last whole step.
     """
 
     before: Mapping[str, int] = {}
@@ -94,7 +94,7 @@ class Around(NamedTuple):
 
 @once_per_timeline
 def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
-    """Return the steps of a timeline in parts, without a reason why any was slow: for that, all pieces are needed."""
+    """Return the steps of a piece in parts, without causes of slow steps: these need all pieces."""
     bounds, parts = find_step_bounds(timeline, step_by), _part_numbers()
     gaps = bounds.between(timeline)
     times = StepBounds.joined([bounds, gaps])
@@ -102,15 +102,15 @@ def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
         nothing = np.zeros((0, len(parts)), np.int64)
         return DividedSteps(bounds, nothing, list(parts), {}, gaps, nothing, np.zeros(len(parts), np.int64))
     order = np.argsort(times.start, kind="stable")
-    (ns, other_ns, tid), place = _divide(timeline, times.take(order), parts), np.argsort(order, kind="stable")
-    of_steps, of_gaps = np.split(place, [len(bounds.number)])
-    longest = _longest_ranges(timeline, bounds, tid[of_steps])
-    other_ns = other_ns[of_steps].sum(axis=0)
-    return DividedSteps(bounds, ns[of_steps], list(parts), longest, gaps, ns[of_gaps], other_ns)
+    ns, other_ns, tid = _divide(timeline, times.take(order), parts)
+    step_rows, gap_rows = np.split(np.argsort(order, kind="stable"), [len(bounds.number)])
+    longest = _longest_ranges(timeline, bounds, tid[step_rows])
+    other_ns = other_ns[step_rows].sum(axis=0)
+    return DividedSteps(bounds, ns[step_rows], list(parts), longest, gaps, ns[gap_rows], other_ns)
 
 
 def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
-    """Return the steps of pieces that follow each other as those of one."""
+    """Return the steps of consecutive pieces as one."""
     if len(pieces) == 1:
         return pieces[0]
     parts, longest, first = _part_numbers(), dict[tuple[int, str], str](), 0
@@ -118,12 +118,12 @@ def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
     ns, gap_ns, gaps = list[Int64Array](), list[Int64Array](), list[StepBounds]()
     other_ns = np.zeros(len(parts), np.int64)
     for piece, columns in zip(pieces, columns_of, strict=True):
-        kept = np.flatnonzero(piece.gaps.whole | (piece is pieces[-1]))
-        for tables, table in ((ns, piece.ns), (gap_ns, piece.gap_ns[kept])):
+        gap_rows = np.flatnonzero(piece.gaps.whole | (piece is pieces[-1]))
+        for tables, table in ((ns, piece.ns), (gap_ns, piece.gap_ns[gap_rows])):
             wide = np.zeros((len(table), len(parts)), np.int64)
             wide[:, columns] = table
             tables.append(wide)
-        gaps.append(piece.gaps.take(kept))
+        gaps.append(piece.gaps.take(gap_rows))
         other_ns[columns] += piece.other_ns
         longest |= {(first + step, category): name for (step, category), name in piece.longest.items()}
         first += len(piece.ns)
@@ -133,29 +133,30 @@ def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
 
 
 def sum_up_around(divided: DividedSteps) -> Around:
-    """Return what is in no step; if marks end steps, those that are not whole are in none either."""
+    """Return the time outside steps; if marks end steps, also the time of steps that are not whole."""
     bounds, gaps, gap_ns = divided.bounds, divided.gaps, divided.gap_ns
-    before = after = np.zeros(len(gaps.number), np.bool_)
+    is_before = is_after = np.zeros(len(gaps.number), np.bool_)
     if not len(bounds.number):
         return Around()
     if bounds.step_by == OPTIMIZER:
         counted, cut = bounds.take(np.flatnonzero(bounds.counted)), np.flatnonzero(~bounds.counted)
         gaps, gap_ns = StepBounds.joined([gaps, bounds.take(cut)]), np.concatenate([gap_ns, divided.ns[cut]])
-        before, after = gaps.end <= counted.start[0], gaps.start >= counted.end[-1]
+        is_before, is_after = gaps.end <= counted.start[0], gaps.start >= counted.end[-1]
 
     def by_part(rows: BoolArray) -> dict[str, int]:
         total = zip(divided.names, gap_ns[rows].sum(axis=0).tolist(), strict=True)
         return dict(sorted(((name, ns) for name, ns in total if ns), key=lambda pair: -pair[1]))
 
-    return Around(by_part(before), by_part(~before & ~after), by_part(after))
+    return Around(by_part(is_before), by_part(~is_before & ~is_after), by_part(is_after))
 
 
 def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return int64[steps, parts] twice, each step's time and what of `other` follows each part, and their threads.
+    """Return (ns, other_ns, tid): int64[steps, parts] each step's time, and `other` after each part; and its thread.
 
-    A step of the process is divided as the thread spent it that was longest in modules; if none was, in anything known.
+    A step of the whole process is divided on the thread that spent most of it in modules; if no thread ran modules, on
+    the thread that spent most of it in anything with a name.
     """
-    if not timeline.tracks:  # a piece in which nothing but the ends of steps is known
+    if not timeline.tracks:  # a piece with nothing except the ends of steps
         ns = np.zeros((len(bounds.number), len(parts)), np.int64)
         ns[:, parts[OTHER]] = bounds.end - bounds.start
         return ns, ns, bounds.tid
@@ -164,24 +165,24 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
     start, part = _paint(list(_layers(timeline, line, ends, parts)))
     thread = np.searchsorted(line.tids, bounds.tid)
     if bounds.step_by == OPTIMIZER:
-        thread = _busiest(line, bounds, start, part, [parts[name] for name in _OF_MODEL])
+        thread = _busiest(line, bounds, start, part, [parts[name] for name in _MODEL_PARTS])
     low, high = line.move(thread, bounds.start), line.move(thread, bounds.end)
     edges = np.sort(np.append(low, high))
-    place = np.searchsorted(start, edges)
-    start, part = np.insert(start, place, edges), np.insert(part, place, np.append(part, 0)[place - 1])
+    index = np.searchsorted(start, edges)
+    start, part = np.insert(start, index, edges), np.insert(part, index, np.append(part, 0)[index - 1])
     ns = np.diff(start, append=start[-1:])
     order = np.argsort(low, kind="stable")
     step = order[np.searchsorted(low[order], start, side="right") - 1]
     in_step = (low[step] <= start) & (start < high[step])
     shape = len(bounds.number), len(parts)
     table = sums_at(shape, (step[in_step], part[in_step]), ns[in_step])
-    # What comes first on a thread follows nothing.
-    follows = part > 0  # `other` is 0
-    follows[line.first_of_threads(start)] = True
-    named = np.maximum.accumulate(np.where(follows, np.arange(len(part)), 0))
+    # The first interval of a thread follows no part of that thread.
+    has_name = part > 0  # `other` is 0
+    has_name[line.first_of_threads(start)] = True
+    last_named = np.maximum.accumulate(np.where(has_name, np.arange(len(part)), 0))
     unnamed = np.flatnonzero(in_step & (part == 0))
-    after = sums_at(shape, (step[unnamed], part[named[unnamed]]), ns[unnamed])
-    return table, after, line.tids[thread]
+    other_ns = sums_at(shape, (step[unnamed], part[last_named[unnamed]]), ns[unnamed])
+    return table, other_ns, line.tids[thread]
 
 
 def order_parts(names: Sequence[str], is_used: BoolArray) -> list[int]:
@@ -192,14 +193,14 @@ def order_parts(names: Sequence[str], is_used: BoolArray) -> list[int]:
 
 
 def _part_numbers() -> Numbering[str]:
-    """Return the parts by number: `other` is 0, `PARTS` follow, then the names of the user's ranges as they come."""
+    """Return the numbers of the parts: `other` is 0, then `PARTS`, then the user's ranges in the order of their use."""
     parts = Numbering[str]()
     parts.update({name: number for number, name in enumerate((OTHER, *PARTS))})
     return parts
 
 
 def _paint(layers: Sequence[_Layer]) -> tuple[Int64Array, Int64Array]:
-    """Return the edges of all layers, and which part the time from each to the next is; the last layer wins."""
+    """Return the edges of all layers, and the part between each edge and the next; the last layer wins."""
     edges = distinct(np.concatenate([edge for layer in layers for edge in layer[:2]]))
     part = np.zeros(len(edges), np.int64)
     for layer in layers:
@@ -211,33 +212,33 @@ def _paint(layers: Sequence[_Layer]) -> tuple[Int64Array, Int64Array]:
 
 
 def _busiest(
-    line: ThreadLine, bounds: StepBounds, start: Int64Array, part: Int64Array, of_model: Sequence[int]
+    line: ThreadLine, bounds: StepBounds, start: Int64Array, part: Int64Array, model_parts: Sequence[int]
 ) -> Int64Array:
-    """Return the thread, by index, that spent most of each step in modules; else most in anything that is known."""
+    """Return the index of the thread that spent most of each step in modules, or without any, in named parts."""
     busiest, threads = np.zeros(len(bounds.number), np.int64), len(line.tids)
     if threads == 1:
         return busiest
-    named = np.flatnonzero(part > 0)  # `other` is 0
-    thread, low = line.back(start[named])
-    high = low + start[named + 1] - start[named]
+    intervals = np.flatnonzero(part > 0)  # `other` is 0
+    thread, low = line.back(start[intervals])
+    high = low + start[intervals + 1] - start[intervals]
     first, last = np.searchsorted(bounds.end, low, side="right"), np.searchsorted(bounds.start, high)
     step, row = expand_ranges(first, last)
     ns = np.minimum(high[row], bounds.end[step]) - np.maximum(low[row], bounds.start[step])
-    keys, place = np.unique(step * threads + thread[row], return_inverse=True)
+    keys, pair = np.unique(step * threads + thread[row], return_inverse=True)
     in_any, in_model = (
-        sums_at(len(keys), place, values) for values in (ns, np.where(np.isin(part[named[row]], of_model), ns, 0))
+        sums_at(len(keys), pair, values) for values in (ns, np.where(np.isin(part[intervals[row]], model_parts), ns, 0))
     )
     step, thread = np.divmod(keys, threads)
     has_model = np.bincount(step[in_model > 0], minlength=len(busiest)) > 0
-    most = np.where(has_model[step], in_model, in_any)
-    order = np.lexsort((-thread, most, step))  # of equal ones the first thread comes last, and stays
-    order = order[most[order] > 0]
+    busy_ns = np.where(has_model[step], in_model, in_any)
+    order = np.lexsort((-thread, busy_ns, step))  # the first of equally busy threads comes last, and wins
+    order = order[busy_ns[order] > 0]
     busiest[step[order]] = thread[order]
     return busiest
 
 
 def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbering[str]) -> Iterator[_Layer]:
-    """Yield the layers of all threads, the one that is painted first at the beginning."""
+    """Yield the layers of all threads, the lowest layer first."""
     slices, tracks = line.slices, timeline.tracks
     thread = line.of_track[slices.track]
     is_forward, is_backward = (
@@ -257,15 +258,15 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
     encloses[ranges] = _hold_any(slices, ranges, np.concatenate([models, passes]))
 
     yield from _by_name(timeline, slices, users[encloses[users]], parts)
-    # A thread that was saved without whole passes has the first backward spans in their place.
-    begins = on_backward[slices.parent[on_backward] < 0]
-    begins = np.append(passes, begins[~np.isin(thread[begins], thread[passes])])
-    # A closure that an optimizer calls has a loss too. What no optimizer of torch is and runs the model is a trainer.
+    # On a thread that was saved without passes, outermost backward spans replace them.
+    pass_rows = on_backward[slices.parent[on_backward] < 0]
+    pass_rows = np.append(passes, pass_rows[~np.isin(thread[pass_rows], thread[passes])])
+    # A closure that torch's optimizer calls has a loss too. Another object's `step` that runs the model is a trainer's.
     is_torchs = np.array([name.label.startswith("Optimizer.") for name in timeline.names] or [False], np.bool_)
     closures = optimizers[encloses[optimizers] & is_torchs[slices.name[optimizers]]]
     yield _union_layer(slices, closures, parts["optimizer"])
     optimizers = optimizers[~encloses[optimizers]]
-    yield _gaps_before_passes(line, models, begins, optimizers=optimizers, ends=ends, part=parts["loss"])
+    yield _gaps_before_passes(line, models, pass_rows, optimizers=optimizers, ends=ends, part=parts["loss"])
     yield from _by_name(timeline, slices, users[~encloses[users]], parts)
     yield _union_layer(slices, optimizers, parts["optimizer"])
     yield _union_layer(slices, losses, parts["loss"])
@@ -281,16 +282,16 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
 
 
 def measure_collections(timeline: Timeline) -> Int64Array:
-    """Return the number of collections of the first process, and of freed objects: see `RuleInput.collections`."""
+    """Return the numbers of the first process's garbage collections and freed objects: see `RuleInput.collections`."""
     slices, generations = timeline.slices, 1 + GENERATION_MASK
     generation, column = slices.arg(Arg.GENERATION), slices.arg(Arg.TRIGGER)
     is_own = first_process_tracks(timeline)[slices.track[generation.rows]]
-    rows, began = generation.rows[is_own], np.zeros(len(slices), np.int64)
-    place = [TRIGGERS.index(text) if text in TRIGGERS else 0 for text in column.texts or ()]
-    began[column.rows] = np.array(place, np.int64)[column.values]
-    of_kind = began[rows], generation.values[is_own]
+    rows, trigger = generation.rows[is_own], np.zeros(len(slices), np.int64)
+    trigger_of_text = [TRIGGERS.index(text) if text in TRIGGERS else 0 for text in column.texts or ()]
+    trigger[column.rows] = np.array(trigger_of_text, np.int64)[column.values]
+    cell = trigger[rows], generation.values[is_own]
     freed = slices.arg(Arg.COLLECTED).dense(len(slices), 0)[rows]
-    return np.stack([sums_at((len(TRIGGERS), generations), of_kind, values) for values in (1, freed)])
+    return np.stack([sums_at((len(TRIGGERS), generations), cell, values) for values in (1, freed)])
 
 
 def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:
@@ -300,7 +301,7 @@ def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:
 
 
 def _by_name(timeline: Timeline, slices: Slices, rows: AnyArray, parts: Numbering[str]) -> Iterator[_Layer]:
-    """Yield a layer for each depth of ranges, the outermost first; a range is the part of its name."""
+    """Yield a layer for each depth of ranges, the outermost first; the part is the range's name."""
     for depth in np.unique(slices.depth[rows]).tolist():
         level = rows[slices.depth[rows] == depth]
         level = level[np.argsort(slices.start[level], kind="stable")]
@@ -310,7 +311,7 @@ def _by_name(timeline: Timeline, slices: Slices, rows: AnyArray, parts: Numberin
 
 
 def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
-    """Return for each row whether one of `inner` begins in it."""
+    """Return bool[rows], whether one of `inner` starts in the row."""
     starts = np.sort(slices.start[inner])
     first, last = np.searchsorted(starts, slices.start[rows]), np.searchsorted(starts, slices.end[rows])
     return np.asarray(last > first, np.bool_)
@@ -319,15 +320,17 @@ def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
 def _losses_and_models(
     timeline: Timeline, line: ThreadLine, calls: Int64Array, passes: Int64Array, ends: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the calls of losses, and those of models: the outermost ones, and those that a loss module calls.
+    """Return the calls of losses, and the calls of models: outermost calls, and calls that a loss module makes.
 
-    In a loss module, what calls modules itself is a model, and so is a layer beside it in a module whose method the
-    loss called. Any other layer there is a part of the loss, if a model is there too or the same backward pass trains
-    another module. Else it is the model, and so is a loss module that calls none.
+    A module called in a loss module is a model if it calls modules itself, or if it shares an uncalled parent module
+    with such a model. Any other module there is a layer of the loss if the loss also calls a model, or if the same
+    backward pass trains another module. Otherwise it is the model; a loss module that calls no module is one too.
     """
     slices = line.slices
-    of_name = np.array([name.module_class.endswith(_LOSSES) for name in timeline.names] or [False], np.bool_)
-    parent, is_loss = slices.parent[calls], of_name[slices.name[calls]]
+    is_loss_name = np.array(
+        [name.module_class.endswith(_LOSS_SUFFIXES) for name in timeline.names] or [False], np.bool_
+    )
+    parent, is_loss = slices.parent[calls], is_loss_name[slices.name[calls]]
     roots, losses = calls[(parent < 0) & ~is_loss], calls[(parent < 0) & is_loss]
     if not len(losses):
         return losses, roots
@@ -355,70 +358,70 @@ def _losses_and_models(
 
 
 def _uncalled_holders(timeline: Timeline, calls: Int64Array) -> Int64Array:
-    """Return for calls the module that holds them and was not called, one level below the caller; -1 if none does.
+    """Return a number for the uncalled module one level below the caller that contains each call; -1 without one.
 
-    `Loss.model.proj` that `Loss` called is held by `Loss.model`, whose method it was called in.
+    If `Loss` calls `Loss.model.proj`, this is `Loss.model`: `Loss` called one of its methods, not the module itself.
     """
     slices, names, holders = timeline.slices, timeline.names, Numbering[str]()
     pair = slices.name[calls].astype(np.int64) << 32 | slices.name[slices.parent[calls]]
-    pairs, of_call = np.unique(pair, return_inverse=True)
+    pairs, pair_of_call = np.unique(pair, return_inverse=True)
     numbers = np.full(len(pairs), -1)
-    for place, (name, caller) in enumerate(divmod(name_pair, 1 << 32) for name_pair in pairs.tolist()):
+    for index, (name, caller) in enumerate(divmod(name_pair, 1 << 32) for name_pair in pairs.tolist()):
         prefix = f"{names[caller].fqn}."
         child, dot, _ = names[name].fqn.removeprefix(prefix).partition(".")
         if dot and names[name].fqn.startswith(prefix):
-            numbers[place] = holders[prefix + child]
-    return numbers[of_call]
+            numbers[index] = holders[prefix + child]
+    return numbers[pair_of_call]
 
 
 def _gaps_before_passes(
     line: ThreadLine, models: AnyArray, passes: AnyArray, *, optimizers: AnyArray, ends: Int64Array, part: int
 ) -> _Layer:
-    """Return the time of the loss: between forward and backward, outside of both.
+    """Return the time of the loss: gaps between forward and backward.
 
-    It is after each call that has a backward. It is before each backward pass of the step: after any call, or after
-    another pass if a call came before that in the step and no optimizer ran in between.
+    These are the gap after each call that has a backward, and the gap before each backward pass of the step. A gap
+    between two passes counts only if a call came before them in the step, and no optimizer ran in the gap.
     """
     slices = line.slices
     rows = np.concatenate([models, passes])
     busy = union_of(slices.start[rows], slices.end[rows])
     start, end = busy.end[:-1], busy.start[1:]
     backward = (slices.kind == MODULE) & (slices.phase == BACKWARD)
-    backed = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
+    calls_with_backward = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
     optimized = np.diff(np.searchsorted(np.sort(slices.start[optimizers]), np.stack([start, end]), "left"), axis=0)[0]
     (step, step_at_end), nothing = (line.number_between(ends, edge) for edge in (start, end)), INT64_MIN
     before_pass = np.isin(end, slices.start[passes]) & (step == step_at_end)
     call_ends = np.append(nothing, np.sort(slices.end[models]))
     last_call = call_ends[np.searchsorted(call_ends, start, "right") - 1]
     has_call = (last_call > nothing) & (line.number_between(ends, last_call) == step)
-    kept = np.isin(start, slices.end[backed]) & (line.back(start)[0] == line.back(end)[0])
-    kept |= before_pass & ((last_call == start) | (optimized == 0) & has_call)
-    return _Layer(start[kept], end[kept], np.full(int(np.count_nonzero(kept)), part, np.int64))
+    is_loss = np.isin(start, slices.end[calls_with_backward]) & (line.back(start)[0] == line.back(end)[0])
+    is_loss |= before_pass & ((last_call == start) | (optimized == 0) & has_call)
+    return _Layer(start[is_loss], end[is_loss], np.full(int(np.count_nonzero(is_loss)), part, np.int64))
 
 
 def _recompute(timeline: Timeline, line: ThreadLine, rerun: Int64Array, passes: Int64Array, part: int) -> _Layer:
-    """Return when modules ran again: on each thread, or on a device's thread while that one was in a pass."""
+    """Return the time of recompute: on its own thread, and on each thread that is in a backward pass meanwhile."""
     start, end = [line.slices.start[rerun]], [line.slices.end[rerun]]
     slices, thread = timeline.slices, line.of_track[timeline.slices.track[passes]]
-    for of_thread in split_by(thread, passes) if len(rerun) else ():
-        begins, ends = slices.start[of_thread], slices.end[of_thread]
-        near = rerun[slice(*np.searchsorted(slices.start[rerun], (begins[0], ends.max())))]
-        near = near[slices.end[near] <= ends[np.searchsorted(begins, slices.start[near], side="right") - 1]]
-        of_pass = line.of_track[slices.track[of_thread[:1]]]
-        start.append(line.move(of_pass, slices.start[near]))
-        end.append(line.move(of_pass, slices.end[near]))
+    for thread_passes in split_by(thread, passes) if len(rerun) else ():
+        starts, ends = slices.start[thread_passes], slices.end[thread_passes]
+        inside = rerun[slice(*np.searchsorted(slices.start[rerun], (starts[0], ends.max())))]
+        inside = inside[slices.end[inside] <= ends[np.searchsorted(starts, slices.start[inside], side="right") - 1]]
+        pass_thread = line.of_track[slices.track[thread_passes[:1]]]
+        start.append(line.move(pass_thread, slices.start[inside]))
+        end.append(line.move(pass_thread, slices.end[inside]))
     times = union_of(np.concatenate(start), np.concatenate(end))
     return _Layer(times.start, times.end, np.full(len(times.start), part, np.int64))
 
 
-def _longest_ranges(timeline: Timeline, bounds: StepBounds, of_step: Int64Array) -> dict[tuple[int, str], str]:
-    """Return the name of the longest range by index of the step and category, on the thread of that step."""
+def _longest_ranges(timeline: Timeline, bounds: StepBounds, step_tid: Int64Array) -> dict[tuple[int, str], str]:
+    """Return the name of the longest range by (index of the step, category), on the thread of that step."""
     slices, tracks = timeline.slices, timeline.tracks
     rows = np.flatnonzero(slices.kind == RANGE)
     tid = np.array([track.tid for track in tracks] or [0])[slices.track[rows]]
     step = bounds.index_at(slices.start[rows], tid)
-    kept = (step >= 0) & (np.append(of_step, -1)[step] == tid)
-    rows, step = rows[kept], step[kept]
+    is_own = (step >= 0) & (np.append(step_tid, -1)[step] == tid)
+    rows, step = rows[is_own], step[is_own]
     order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
     numbers, place = number_values(slices.name[rows[order]])
     names = [(timeline.names[name].category or "", timeline.names[name].label) for name in numbers.tolist()]
