@@ -39,7 +39,7 @@ _CPU_COLUMNS = (
     Column("recompute", "recompute_ns", MS, 3, hidden_if="zero"),
     Column("recompute self", "recompute_self_ns", MS, 9, hidden_if="zero", repeats=("recompute_ns",)),
 )
-# There is no room for percentiles, and self times of single phases, of the CPU beside GPU times.
+# The width does not suffice for both GPU times and the CPU's percentiles and self times of single phases.
 _GPU_COLUMNS = (
     *_CPU_COLUMNS[:2],
     Column("calls", "calls", NUMBER, 3),
@@ -57,15 +57,15 @@ _GPU_COLUMNS = (
 )
 
 
-_DETAILS = (5, 8, 9)
+_DETAIL_ORDERS = (5, 8, 9)
 """Hide orders of the columns that a short table does not have."""
 
 
 def modules_table(summary: Summary, *, brief: bool = False) -> Table:
-    """Return the table of modules, or of classes if the summary is by class; `brief`: without columns of details."""
+    """Return the table of modules, or of classes if the summary is by class; `brief` leaves out detail columns."""
     columns = list(_CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS)
     if brief and summary.gpu is None:
-        columns = [column for column in columns if column.hide_order not in _DETAILS]
+        columns = [column for column in columns if column.hide_order not in _DETAIL_ORDERS]
     notes = [summary.note]
     steps_ns = summary.steps_ns
     if summary.gpu is None and steps_ns:
@@ -74,24 +74,25 @@ def modules_table(summary: Summary, *, brief: bool = False) -> Table:
     if summary.by == "class":
         columns = [Column("class", "module_class", NAME), *columns[2:]]
     names = CPU_FIELDS if summary.gpu is None else ModuleTimes._fields
-    given = [name for name in names if not summary.rows or any(getattr(row, name) is not None for row in summary.rows)]
-    fields: dict[str, Value] = {name: name for name in (*given, *DERIVED_FIELDS)}
-    on_device = {(row.fqn, row.module_class): row for row in (summary.device.rows if summary.device else ())}
+    if summary.rows:
+        names = tuple(name for name in names if any(getattr(row, name) is not None for row in summary.rows))
+    fields: dict[str, Value] = {name: name for name in (*names, *DERIVED_FIELDS)}
+    device_rows = {(row.fqn, row.module_class): row for row in (summary.device.rows if summary.device else ())}
 
-    def on_device_of(name: str) -> Value:
-        return lambda row: getattr(on_device.get((row.fqn, row.module_class)), name, 0)
+    def device_value(name: str) -> Value:
+        return lambda row: getattr(device_rows.get((row.fqn, row.module_class)), name, 0)
 
     device_fields = DeviceModule._fields[2:] if summary.device is not None else ()
-    fields |= {f"device_{name}": on_device_of(name) for name in device_fields}
+    fields |= {f"device_{name}": device_value(name) for name in device_fields}
     return Table(columns, summary.rows, fields, notes=notes, noun="module")
 
 
 def _share_notes(summary: Summary, steps_ns: int) -> Iterator[str]:
-    """Say what 100 % is if that is more than the steps shown, or if a row is above it."""
+    """Yield notes about `% step` if other processes count too, or if a row exceeds 100 %."""
     if summary.others_ns:
         yield "% step: of the time of all processes, each from its first span to its last"
     if steps_ns and any(row.in_steps_ns > steps_ns for row in summary.rows):
-        reason = ", or modules ran outside of steps" if summary.units else ""
+        reason = ", or modules ran outside steps" if summary.units else ""
         yield f"% step above 100: threads ran at once, and each counts{reason}"
 
 
@@ -103,11 +104,11 @@ class _Branch(NamedTuple):
 
 
 def modules_tree(summary: Summary) -> Table:
-    """Return the modules as a tree, each after its share of all steps and its total and self time."""
+    """Return the modules as a tree, with their shares of all steps, total times and self times."""
     steps_ns = summary.steps_ns
-    whole = steps_ns or sum(row.self_ns for row in summary.rows) or 1
+    whole_ns = steps_ns or sum(row.self_ns for row in summary.rows) or 1
     columns = (
-        Column("% step", lambda line: (line.row.in_steps_ns if steps_ns else line.row.total_ns) / whole, PERCENT),
+        Column("% step", lambda line: (line.row.in_steps_ns if steps_ns else line.row.total_ns) / whole_ns, PERCENT),
         Column("total ms", lambda line: line.row.total_ns, MS, 1),
         Column("self", lambda line: line.row.self_ns, MS, 2),
         Column("module", "name", TEXT),
@@ -120,14 +121,14 @@ def modules_tree(summary: Summary) -> Table:
 
 
 _PART_RANKS = {"forward": 1, "backward": 1, OTHER: 2}
-"""The order in which parts are left out of the table of steps; all others go first."""
+"""Hide orders of parts in the table of steps; other parts are hidden first."""
 
 
 def steps_table(summary: Summary) -> Table:
-    """Return the table of steps in their parts, slowest first; the duration of one that is not whole ends with `+`."""
+    """Return the table of steps with their parts, slowest first; `+` marks the duration of a step that is not whole."""
     steps, divided = summary.steps.slowest, summary.step_parts
-    # Of steps that are calls no GPU times are known.
-    launched = {gpu.step: gpu for gpu in summary.gpu_steps if not summary.units}
+    # GPU times of steps that are calls are unknown.
+    gpu_steps = {gpu.step: gpu for gpu in summary.gpu_steps if not summary.units}
 
     def name(step: StepTimes) -> str:
         return f"{divided.bounds.name[divided.index_of[step.step]]} {step.step}" if summary.units else str(step.step)
@@ -137,13 +138,13 @@ def steps_table(summary: Summary) -> Table:
         return lambda step: int(part_ns[divided.index_of[step.step]])
 
     def on_gpu(field: str) -> Callable[[StepTimes], int]:
-        return lambda step: getattr(launched.get(step.step, GpuStepTimes(-1)), field)
+        return lambda step: getattr(gpu_steps.get(step.step, GpuStepTimes(-1)), field)
 
     parts = {part.part: time_of(part.part) for part in summary.parts}
     columns = [
         Column("step", name),
         Column("duration ms", lambda step: f"{step.duration_ns / 1e6:.3f}{'' if step.whole else '+'}"),
-        *(Column(part, of_step, MS, _PART_RANKS.get(part, 3), hidden_if="zero") for part, of_step in parts.items()),
+        *(Column(part, part_ns, MS, _PART_RANKS.get(part, 3), hidden_if="zero") for part, part_ns in parts.items()),
         Column("backward()", "backward_pass_ns", MS, 6, hidden_if="zero", repeats=[parts.get("backward", "")]),
         Column("GPU", on_gpu("gpu_ns"), MS, 1, hidden_if="zero"),
         Column("collectives", on_gpu("communication_ns"), MS, 2, hidden_if="zero"),
@@ -156,7 +157,7 @@ def steps_table(summary: Summary) -> Table:
         notes.append(f"backward(): from its call to its return{waiting}")
     if not steps.columns.whole.all():
         notes.append("+: its beginning or end is not marked, so it may have been longer")
-    fields = fields_of(StepTimes) | {f"parts.{part}": of_step for part, of_step in parts.items()}
+    fields = fields_of(StepTimes) | {f"parts.{part}": part_ns for part, part_ns in parts.items()}
     return Table(columns, steps, fields, notes=notes, noun="step")
 
 
@@ -172,13 +173,14 @@ _PART_COLUMNS = (
 
 
 def parts_table(summary: Summary, limit: int | None = None) -> Table:
-    """Return the table of the parts of a step; below it where they are, and why the slowest 5 or `limit` were slow."""
+    """Return the table of the parts of a step; below it `Summary.lines`, and the causes of up to 5 slow steps."""
     divided = summary.step_parts
-    slow = {int(divided.bounds.number[index]): cause for index, (cause, _) in divided.causes.items()}
-    causes = [slow[number] for number in summary.steps.slowest.columns.step.tolist() if number in slow]
+    cause_by_step = {int(divided.bounds.number[index]): cause for index, (cause, _) in divided.causes.items()}
+    slowest = summary.steps.slowest.columns.step.tolist()
+    causes = [cause_by_step[number] for number in slowest if number in cause_by_step]
     limit = min(_MAX_CAUSES, limit or _MAX_CAUSES)
-    unnamed = [counted(len(causes) - limit, "more slow step")] if causes[limit:] else []
-    notes = [*summary.lines, *causes[:limit], *unnamed]
+    hidden_steps = [counted(len(causes) - limit, "more slow step")] if causes[limit:] else []
+    notes = [*summary.lines, *causes[:limit], *hidden_steps]
     return Table(_PART_COLUMNS, summary.parts, fields_of(PartTimes), notes=notes, noun="part")
 
 
@@ -197,7 +199,7 @@ def ranges_table(summary: Summary) -> Table:
     return Table(_RANGE_COLUMNS, summary.ranges, fields_of(RangeTimes), noun="range")
 
 
-_MAX_THREADS, _MAX_OUTSIDE = 8, 3
+_MAX_THREADS, _MAX_OUTSIDE_PARTS = 8, 3
 _UNIT_COLUMNS = (
     Column("step", lambda unit: f"  {unit.stage}" if unit.stage else unit.unit, NAME),
     Column("thread", lambda unit: unit.thread or "all", NAME, 1),
@@ -211,44 +213,44 @@ _UNIT_COLUMNS = (
 
 
 def units_table(summary: Summary) -> Table:
-    """Return how long steps that are calls or ranges took, of all threads and the busiest; above it what is between."""
+    """Return the table of steps that are calls or ranges, on all threads and the busiest; above it the time between."""
     threads = Counter[str]()
     for unit in summary.units:
         threads[unit.thread] += unit.measured
-    shown = ["", *(name for name, _ in threads.most_common() if name)][: _MAX_THREADS + 1]
-    hidden = len(threads) - len(shown)
-    notes = [counted(hidden, "more thread")] if hidden > 0 else []
+    visible_threads = ["", *(name for name, _ in threads.most_common() if name)][: _MAX_THREADS + 1]
+    hidden_count = len(threads) - len(visible_threads)
+    notes = [counted(hidden_count, "more thread")] if hidden_count > 0 else []
     between = _between_steps(summary)
     sentences = [f"{between}; the tables are of the steps", ""] if between else []
-    rows = [unit for unit in summary.units if unit.thread in shown]
+    rows = [unit for unit in summary.units if unit.thread in visible_threads]
     return Table(_UNIT_COLUMNS, rows, fields_of(UnitTimes), sentences, notes)
 
 
 def _between_steps(summary: Summary) -> str:
-    """Say what is between steps that are calls or ranges: of a training, backward too."""
+    """Return a sentence about the time between steps that are calls or ranges; in a training this has backward too."""
     outside_ns = sum(summary.outside.values()) if summary.units else 0
     share = outside_ns / max(outside_ns + int(summary.steps.columns.duration_ns.sum()), 1)
-    parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE])
+    parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE_PARTS])
     return f"{share:.1%} of the threads' time is between steps ({parts})" if outside_ns else ""
 
 
 def header(summary: Summary) -> list[str]:
-    """Return what was recorded, and how long the recording was around the steps; nothing if that is not known."""
+    """Return the lines about the recording and the time around the steps; empty without an overview."""
     if summary.overview is None:
         return []
     return [*overview_lines(summary.overview, summary.steps, summary.units), around_line(summary)]
 
 
 def around_line(summary: Summary) -> str:
-    """Say how long the recording was before, between and after the steps of trainings, if as long as a step."""
-    usual = median(summary.steps.counted.columns.duration_ns)
+    """Return a line about the time before, between and after the steps of trainings, if at least a median step."""
+    step_ns = median(summary.steps.counted.columns.duration_ns)
     places = zip(("before the first step", "between trainings", "after the last step"), summary.around, strict=True)
     sentences = []
     for place, parts in () if summary.units else places:
-        longest = [f"{part} {_duration(ns)}" for part, ns in parts.items() if part != OTHER and ns >= usual]
-        of_it = f", of it {', '.join(longest[:_MAX_OUTSIDE])}" if longest else ""
-        if (total := sum(parts.values())) >= max(usual, 1):
-            sentences.append(f"{place} {_duration(total)}{of_it}")
+        longest = [f"{part} {_duration(ns)}" for part, ns in parts.items() if part != OTHER and ns >= step_ns]
+        parts_text = f", of it {', '.join(longest[:_MAX_OUTSIDE_PARTS])}" if longest else ""
+        if (total_ns := sum(parts.values())) >= max(step_ns, 1):
+            sentences.append(f"{place} {_duration(total_ns)}{parts_text}")
     return "; ".join(sentences)
 
 
@@ -257,7 +259,7 @@ def _duration(ns: int) -> str:
 
 
 def all_tables(summary: Summary) -> dict[str, Table]:
-    """Return the tables that the recording has anything for, by name."""
+    """Return the tables by name, without tables for which the recording has no data."""
     tables = {"modules": modules_table(summary), "findings": findings_table(summary.findings, summary.looked_at)}
     if summary.units:
         tables["units"] = units_table(summary)
