@@ -1,4 +1,4 @@
-"""Times of modules and steps of a timeline, what stands out in them, and tables of both in many forms."""
+"""Times of a timeline's modules and steps, findings about them, and tables of both in many forms."""
 
 from ..._tables import Table as Table
 from .compiled import CompiledModule as CompiledModule

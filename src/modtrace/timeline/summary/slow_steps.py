@@ -171,8 +171,8 @@ def _causes(
 ) -> dict[int, tuple[str, SlowPart]]:
     """Return, for each slow step, the sentence about its cause, and the part."""
     causes: dict[int, tuple[str, SlowPart]] = {}
-    whole = np.flatnonzero(bounds.whole)
-    if len(whole) < 4:
+    whole_rows = np.flatnonzero(bounds.whole)
+    if len(whole_rows) < 4:
         return causes
     evaluation = names.index("evaluation")
     evaluates = ns[:, evaluation] > 0
@@ -180,21 +180,21 @@ def _causes(
     ns[:, evaluation] = 0
     duration = ns.sum(axis=1)
     usual_ns, deviation_ns = np.array(
-        [_median_and_deviation(part, name in _RARE_PARTS) for part, name in zip(ns[whole].T, names, strict=True)]
+        [_median_and_deviation(part, name in _RARE_PARTS) for part, name in zip(ns[whole_rows].T, names, strict=True)]
     ).T
-    median_ns = float(np.median(duration[whole]))
+    median_ns = float(np.median(duration[whole_rows]))
     limit = slow_from_ns(median_ns)
     excess = ns - usual_ns
     made_slow = excess > np.maximum(limit - median_ns, _MIN_DEVIATIONS * deviation_ns)
     # First steps are slow because they set things up: only a rare part counts, and only if it is the main cause.
-    warm_up = whole[: max(warm_up_steps(duration[whole]), int(bounds.number[whole[0]] == 0))]
+    warm_up = whole_rows[: max(warm_up_steps(duration[whole_rows]), int(bounds.number[whole_rows[0]] == 0))]
     made_slow[warm_up] &= (excess[warm_up] == excess[warm_up].max(axis=1, keepdims=True)) & np.isin(names, _RARE_PARTS)
     if bounds.step_by != OPTIMIZER:  # a longer prompt is more work, also between ranks
         forward, communication = names.index("forward"), names.index("communication")
         made_slow[:, communication] &= ~made_slow[:, forward]
         made_slow[:, forward] &= by_forward
     slow = (duration > limit) & made_slow.any(axis=1)
-    for index in whole[slow[whole]].tolist():
+    for index in whole_rows[slow[whole_rows]].tolist():
         part = int(np.argmax(np.where(made_slow[index], excess[index], 0)))
         range_name = longest.get((index, names[part]), "") if names[part] in _PARTS_WITH_RANGES else ""
         sentence = (

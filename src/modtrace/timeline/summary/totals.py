@@ -1,4 +1,4 @@
-"""Calls and times per module or class, added up from the columns of a timeline."""
+"""Sums of calls and times per module or class, from the columns of a timeline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Summary:
-    """Add up calls and CPU times as `Timeline.summary` does; device times are in a table of their own."""
+    """Return the summary of a timeline, see `Timeline.summary`; device times are in a table of their own."""
     device = summarize_device(timeline, by)
     timeline = without_gpu(timeline)
     step_by = find_step_bounds(timeline, step_by).step_by
@@ -49,11 +49,11 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
 def summarize_pieces(
     pieces: Iterable[Timeline], by: GroupBy = "module", step_by: str = OPTIMIZER, device: DeviceSummary | None = None
 ) -> Summary:
-    """Do the same for a long timeline of one process in pieces; memory follows its steps, its modules and one piece.
+    """Return the summary of one process's timeline in pieces; memory use grows with its steps, modules and one piece.
 
-    The stats and the metadata of the last piece are those of all; if a step is a call or a range, there is one piece.
+    The last piece has the stats and metadata of all. If steps are calls or ranges, there is only one piece.
     """
-    pieces_by: dict[GroupBy, list[_PieceTotals]] = {"module": [], by: []}  # findings are of modules
+    pieces_by: dict[GroupBy, list[_PieceTotals]] = {"module": [], by: []}  # findings need the sums by module
     for timeline in pieces:
         spans: dict[GroupBy, _Spans] = {key: _classify(timeline, key, step_by) for key in pieces_by}
         for key, totals in pieces_by.items():
@@ -67,51 +67,51 @@ def summarize_pieces(
 
 
 class _Spans(NamedTuple):
-    """The group and the step of each row of `Timeline.columns`, and how it counts."""
+    """The group and the step of each span (row of `Timeline.columns`), and whether it counts."""
 
-    groups: Groups  # what has a row in the summary
-    group: Int64Array  # per span its group
-    in_backward: BoolArray  # per span whether it ran inside backward
-    timed: Int64Array  # the outermost spans of each group, without those that ran inside backward
-    counts: BoolArray  # per span whether it is in a step, and not in an evaluation, or of another process
-    step: Int64Array  # per span its step; of another process -2
+    groups: Groups  # the rows of the summary
+    group: Int64Array  # int64[spans], the span's group
+    in_backward: BoolArray  # bool[spans], True if the span ran inside backward
+    timed: Int64Array  # indices of the outermost spans of each group, without spans that ran inside backward
+    counts: BoolArray  # bool[spans], True in a step outside evaluations, and in other processes
+    step: Int64Array  # int64[spans], the span's step; -2 in other processes
 
 
-_OF_OTHERS = -2
+_OTHER_PROCESS = -2
 
 
 def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
-    """Return the group and the step of each span, and how it counts."""
+    """Return the group and the step of each span, and whether it counts."""
     columns, groups = timeline.columns, group_modules(tuple(timeline.names), by)
     group = groups.of_name[columns.name]
-    # A call inside backward may be in that of any module: it counts to those that contain it by name.
+    # Any module's backward may call a module: a call inside backward counts to the modules that contain it by name.
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)[columns.track]
     in_backward = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
     timed = np.flatnonzero(is_outermost(columns, group) & ~in_backward)
     bounds = find_step_bounds(timeline, step_by)
-    # Steps are those of one process; they say nothing about the spans of others.
+    # Steps are those of the first process, and do not divide the spans of other processes.
     is_own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
     in_step = is_own & (step >= 0)
     if bounds.step_by == OPTIMIZER:
         in_step &= ~is_in_evaluation(timeline)
-    return _Spans(groups, group, in_backward, timed, in_step | ~is_own, np.where(is_own, step, _OF_OTHERS))
+    return _Spans(groups, group, in_backward, timed, in_step | ~is_own, np.where(is_own, step, _OTHER_PROCESS))
 
 
 class _PieceTotals(NamedTuple):
-    """The sums of one piece of a timeline, to which those of the others are added."""
+    """The sums of one piece of a timeline."""
 
-    totals: Int64Array  # int64[phases, groups]
-    self_ns: Int64Array  # int64[phases, groups]
-    calls: Int64Array  # int64[groups]
-    order: list[int]  # the groups, in the order of their first calls
-    in_steps: GroupTimes  # what the groups took in each step
+    totals: Int64Array  # int64[phases, groups], total ns
+    self_ns: Int64Array  # int64[phases, groups], self ns
+    calls: Int64Array  # int64[groups], numbers of calls
+    order: list[int]  # indices of the groups, in the order of their first calls
+    in_steps: GroupTimes  # times of the groups in each step
     steps: Steps
-    divided: DividedSteps  # their parts
-    counts: SpanCounts  # of spans
-    memory: MeasuredMemory | None  # what modules took; None if it was not counted
-    flops: GroupFlops | None  # what they cost; None if it was not counted
-    ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
-    runs: Int64Array  # int64[2, 9, groups], see `findings.Runs`: in whole steps, and elsewhere
+    divided: DividedSteps  # parts of the steps
+    counts: SpanCounts
+    memory: MeasuredMemory | None  # None if memory was not recorded
+    flops: GroupFlops | None  # None if no operators were counted
+    ranges: Mapping[tuple[str, str], Int64Array]  # see `units.measure_ranges`
+    runs: Int64Array  # int64[2, 10, groups], see `findings.Runs`: in whole steps, and elsewhere
     collections: Int64Array  # see `RuleInput.collections`
 
 
@@ -126,7 +126,7 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
     total = _add_up(columns, spans, flops.total, flops.self_flops)
     total[[BACKWARD, RECOMPUTE]] += [-in_backward[BACKWARD], in_backward[BACKWARD]]
     place = columns.phase, spans.group
-    of_phase, known, self_flops = (
+    spans_in_phase, known, self_flops = (
         sums_at((len(PHASES), count), place, values) for values in (1, flops.known, flops.self_flops)
     )
     numbers = steps.columns.step
@@ -135,7 +135,7 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
     rerun_in_steps = rerun.in_steps(columns, step, numbers)[BACKWARD]
     in_steps[[BACKWARD, RECOMPUTE]] += [-rerun_in_steps, rerun_in_steps]
     moved = _add_up(columns, spans, nbytes.total, nbytes.self_flops)
-    return GroupFlops(of_phase, known, total, self_flops, in_backward, moved, in_steps)
+    return GroupFlops(spans_in_phase, known, total, self_flops, in_backward, moved, in_steps)
 
 
 def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
@@ -173,7 +173,7 @@ def _count_runs(
     is_elsewhere = ~np.isin(spans.step, steps.columns.step[steps.columns.whole])
 
     def sums(rows: Int64Array, values: Int64Array | None = None) -> Int64Array:
-        """Return int64[2, groups], how many of the spans are in whole steps and elsewhere; or what values sum to."""
+        """Return int64[2, groups], the number of the spans (or the sum of values) in whole steps and elsewhere."""
         place = is_elsewhere[rows].astype(np.int64), spans.group[rows]
         return sums_at((2, len(spans.groups)), place, 1 if values is None else values[rows])
 
@@ -193,9 +193,10 @@ def _count_runs(
 
 
 def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
-    """Return the backward spans of outermost calls in later passes that run most modules that the first pass did.
+    """Return (spans, is_first) of calls' repeated backward passes: outermost backward spans, and the first per pass.
 
-    And which of them is the first in its pass; none if threads have passes. A pass for some of the weights runs less.
+    A repeated pass runs at least half of the innermost modules that the call's first pass ran: a pass for a few weights
+    runs fewer. Both arrays are empty if several threads run passes.
     """
     columns, slices = timeline.columns, timeline.slices
     passes = slices.take(np.flatnonzero(slices.kind == BACKWARD_PASS))
@@ -206,7 +207,7 @@ def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     is_outer = passes.start >= np.append(INT64_MIN, np.maximum.accumulate(passes.end)[:-1])
     number = np.searchsorted(passes.start[is_outer], columns.start[spans], "right")
-    # In order of the calls and passes, each of which may have several spans.
+    # Sorted by call and pass; a call may have several spans in a pass.
     order = np.lexsort((number, columns.link[spans]))
     spans, number, link = spans[order], number[order], columns.link[spans[order]]
     is_new_call = np.append(True, np.diff(link) != 0)
@@ -228,11 +229,11 @@ def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
 def _sum_up(
     timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_PieceTotals], device: DeviceSummary | None
 ) -> RuleInput:
-    """Return the summary of the pieces of a timeline, of which it is the last, and what its findings are of."""
+    """Return the summary of the pieces, the last of which is `timeline`, and the data for its findings."""
     steps = Steps(*(piece.steps.table for piece in pieces))
     divided = join_divided([piece.divided for piece in pieces])
     in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
-    if not divided.bounds.whole.any():  # nor is the number of any step known
+    if not divided.bounds.whole.any():  # then the steps' numbers are unknown too
         counted = np.unique(np.concatenate([piece.step[piece.step >= 0] for piece in in_steps]))
     percentiles = units.percentiles_by_group(in_steps, steps=counted, groups=len(groups))
     order = list(dict.fromkeys(group for piece in pieces for group in piece.order))
@@ -266,12 +267,12 @@ def _sum_up(
         compiled=compiled_modules(timeline.metadata),
     )
     runs = _sum_groups((piece.runs for piece in pieces), len(groups))
-    of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
+    step_runs = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
     return RuleInput(
         summary,
         divided,
         p10_ns=percentiles.p10[order],
-        runs=Runs(*of_steps[:, order]),
+        runs=Runs(*step_runs[:, order]),
         collections=np.sum([piece.collections for piece in pieces], axis=0),
         metadata=timeline.metadata,
         in_steps=in_steps,
@@ -280,13 +281,13 @@ def _sum_up(
 
 
 def _sum_groups(tables: Iterable[Int64Array], groups: int) -> Int64Array:
-    """Return int64[..., groups], the sum of the tables of pieces, of which some have fewer groups.
+    """Return int64[..., groups], the sum of the pieces' tables, which may have fewer groups.
 
-    The groups of ranges, which no span is in, are after those of modules, and not in all pieces.
+    The groups of ranges, which contain no span, follow those of modules, and are not in all pieces.
     """
-    cut = [table[..., :groups] for table in tables]
-    sums = np.zeros((*cut[0].shape[:-1], groups), np.int64)
-    for table in cut:
+    cut_tables = [table[..., :groups] for table in tables]
+    sums = np.zeros((*cut_tables[0].shape[:-1], groups), np.int64)
+    for table in cut_tables:
         sums[..., : table.shape[-1]] += table
     return sums
 
@@ -294,11 +295,11 @@ def _sum_groups(tables: Iterable[Int64Array], groups: int) -> Int64Array:
 def _module_columns(
     pieces: Sequence[_PieceTotals], order: list[int], counted: Int64Array, percentiles: Percentiles
 ) -> dict[str, list[Any]]:
-    """Return fields of the rows of some groups by name; `counted`: the numbers of the steps that figures are of."""
+    """Return the fields of the rows of the groups `order`; `counted`: numbers of the steps that statistics cover."""
     in_steps_ns = np.zeros_like(percentiles.p50)
     for group, step, ns in (piece.in_steps for piece in pieces):
-        chosen = (step == _OF_OTHERS) | np.isin(step, counted)
-        np.add.at(in_steps_ns, group[chosen], ns[chosen])
+        counts = (step == _OTHER_PROCESS) | np.isin(step, counted)
+        np.add.at(in_steps_ns, group[counts], ns[counts])
     calls, totals, self_ns = (
         _sum_groups((getattr(piece, name) for piece in pieces), len(in_steps_ns))
         for name in ("calls", "totals", "self_ns")
@@ -315,29 +316,32 @@ def _module_columns(
 
 
 def _join_flops(pieces: Sequence[_PieceTotals], groups: int, order: list[int]) -> GroupFlops | None:
-    """Return what some groups cost in all pieces; None if it was not counted."""
+    """Return the FLOPs of the groups `order` in all pieces; None if no operators were counted."""
     measured = [piece.flops for piece in pieces if piece.flops is not None]
     if not measured:
         return None
     tables = zip(*(piece[:-1] for piece in measured), strict=True)
     in_steps = np.concatenate([piece.in_steps for piece in measured], axis=1)
-    return GroupFlops._make([*(_sum_groups(of_pieces, groups)[:, order] for of_pieces in tables), in_steps])
+    return GroupFlops._make([*(_sum_groups(columns, groups)[:, order] for columns in tables), in_steps])
 
 
 def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, self_values: Int64Array) -> Int64Array:
-    """Return int64[phases, groups]: totals of what each span took with, and without, those of its phase inside it."""
+    """Return int64[phases, groups], the groups' totals of `in_phase`: values of spans with inner spans of their phase.
+
+    A call inside backward adds `self_values`, its value without inner spans, to all groups that contain it by name.
+    """
     groups, timed, in_backward = spans.groups, spans.timed, spans.in_backward
     place = columns.phase[timed], groups.of_name[columns.name[timed]]
     total = sums_at((len(PHASES), len(groups)), place, in_phase[timed])
     for phase in (FORWARD, RECOMPUTE):
-        chosen = np.flatnonzero(in_backward & (columns.phase == phase))
-        inner = _with_outer_groups(columns, columns.step, groups, chosen, self_values[chosen])
+        rows = np.flatnonzero(in_backward & (columns.phase == phase))
+        inner = _with_outer_groups(columns, columns.step, groups, rows, self_values[rows])
         np.add.at(total[phase], inner.group, inner.ns)
     return total
 
 
 def _time_of_others(timeline: Timeline) -> int:
-    """Return what the processes but the first took, in ns: each from the start of its first span to its last end."""
+    """Return the total ns of all processes except the first, each from its first start to its last end."""
     index_of = Numbering[Process]()
     process = np.array([index_of[track.process] for track in timeline.tracks], np.int64)[timeline.columns.track]
     if len(index_of) < 2:
@@ -349,24 +353,24 @@ def _time_of_others(timeline: Timeline) -> int:
 def _with_outer_groups(
     columns: Slices, step: Int64Array, groups: Groups, span: Int64Array, self_ns: Int64Array
 ) -> GroupTimes:
-    """Return, in no order, the self time of each span for every group that its module counts to."""
+    """Return the self time of each span for every group that its module counts to, in any order."""
     names = len(groups.of_name)
     key, inverse = np.unique(step[span] * max(names, 1) + columns.name[span], return_inverse=True)
     ns = sums_at(len(key), inverse, self_ns)
     step, name = np.divmod(key, max(names, 1))
     count = np.bincount(groups.inner_name, minlength=names)
-    until = np.cumsum(count)
-    pair, row = expand_ranges((until - count)[name], until[name])
+    end = np.cumsum(count)
+    pair, row = expand_ranges((end - count)[name], end[name])
     return GroupTimes(groups.outer_group[pair], step[row], ns[row])
 
 
 def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
-    """Return a summary with GPU columns, and with rows for the modules that only launched work."""
+    """Return a summary with GPU columns, and with additional rows for modules that only launched GPU work."""
     by_module = summary.by == "module"
-    used = {module for place in np.unique(work.place).tolist() for module, _ in work.places[place]}
+    modules = {module for place in np.unique(work.place).tolist() for module, _ in work.places[place]}
     rows = {row.fqn if by_module else row.module_class: row for row in summary.rows}
     keys = [fqn if by_module or not module_class else module_class for fqn, module_class in work.modules]
-    for module in sorted(used):
+    for module in sorted(modules):
         fqn, module_class = work.modules[module]
         rows.setdefault(keys[module], ModuleTimes(*((fqn, module_class) if by_module else ("", keys[module]))))
     index = {key: number for number, key in enumerate(rows)}
@@ -378,9 +382,9 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
     # A call within a call of the same module counts once.
     total_ns = np.zeros((len(PHASES), len(rows)), np.int64)
     for number in np.flatnonzero(launched).tolist():
-        for of_phase, outer in set(paths[number]):
-            if of_phase != NO_PHASE:
-                total_ns[of_phase, outer] += launched[number]
+        for outer_phase, outer in set(paths[number]):
+            if outer_phase != NO_PHASE:
+                total_ns[outer_phase, outer] += launched[number]
     has_phase = computes & (phase != NO_PHASE)
     self_ns = sums_at(total_ns.shape, (phase[has_phase], row[has_phase]), work.duration[has_phase])
     by_kind = COMMUNICATION_KIND + 1, len(rows)
@@ -407,23 +411,24 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
 
 
 def _timed(flops: FlopSummary | None, rows: Mapping[str, ModuleTimes], self_ns: Int64Array) -> FlopSummary | None:
-    """Return FLOPs with the times of kernels, int64[phases, rows], unless a CPU computed them."""
+    """Return FLOPs with rates by the kernels' times, int64[phases, rows]; unchanged if a CPU computed them."""
     if flops is None or flops.on_cpu:
         return flops
     index, with_inner = {fqn: number for number, fqn in enumerate(rows)}, self_ns.copy()
     for fqn, outer in outer_modules(list(rows)).items():
-        # As FLOPs, recompute counts to the modules that contain its module by name.
+        # Recompute counts to the modules that contain its module by name, as in the FLOPs.
         for outer_fqn in outer:
             with_inner[:, index[outer_fqn]] += self_ns[:, index[fqn]]
-    named = [(row.fqn, row.module_class) for row in rows.values()]
-    return flops.timed(dict(zip(named, with_inner.T.tolist(), strict=True)))
+    keys = [(row.fqn, row.module_class) for row in rows.values()]
+    return flops.timed(dict(zip(keys, with_inner.T.tolist(), strict=True)))
 
 
 def _step_times(work: GpuWork, computes: BoolArray, step: int) -> GpuStepTimes:
-    """Return what was launched on GPUs in one step."""
-    in_step = work.step == step
-    sums = (
-        int(column[in_step & chosen].sum())
-        for column, chosen in ((work.duration, computes), (work.duration, ~computes), (work.overlap, ~computes))
+    """Return the times of the GPU work that one step launched."""
+    computing, communicating = (np.flatnonzero((work.step == step) & rows) for rows in (computes, ~computes))
+    return GpuStepTimes(
+        step=step,
+        gpu_ns=int(work.duration[computing].sum()),
+        communication_ns=int(work.duration[communicating].sum()),
+        communication_overlap_ns=int(work.overlap[communicating].sum()),
     )
-    return GpuStepTimes(step, *sums)
