@@ -1,6 +1,6 @@
-"""Takes a picture of modtrace's page, once all of it is drawn: picture.py PAGE.html OUT.png CHROMIUM [OPTION...].
+"""Saves a picture of modtrace's page once the page is drawn: picture.py PAGE.html OUT.png CHROMIUM [OPTION...].
 
-Chromium is asked by its own protocol over pipes; by itself it takes a picture after a time, whatever is drawn by then.
+Chromium is controlled by its own protocol over pipes; its option for pictures does not wait for the drawing.
 """
 
 import base64
@@ -22,30 +22,30 @@ _DRAWN = """new Promise(done => {
 
 def main() -> None:
     page, out, *browser = sys.argv[1:]
-    asked_in, asked_out = os.pipe()
-    said_in, said_out = os.pipe()
+    request_in, request_out = os.pipe()
+    answer_in, answer_out = os.pipe()
 
     def give_pipes() -> None:
-        # It reads from descriptor 3 and writes to 4.
-        ends = [os.dup(asked_in), os.dup(said_out)]
+        # Chromium reads from descriptor 3 and writes to 4.
+        ends = [os.dup(request_in), os.dup(answer_out)]
         os.dup2(ends[0], 3)
         os.dup2(ends[1], 4)
 
     running = subprocess.Popen([*browser, "--remote-debugging-pipe"], preexec_fn=give_pipes, pass_fds=(3, 4))
-    os.close(said_out)
+    os.close(answer_out)
     numbers = itertools.count(1)
 
     def ask(method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
         number = next(numbers)
-        of_session = {} if session is None else {"sessionId": session}
+        session_field = {} if session is None else {"sessionId": session}
         os.write(
-            asked_out, json.dumps({"id": number, "method": method, "params": params} | of_session).encode() + b"\0"
+            request_out, json.dumps({"id": number, "method": method, "params": params} | session_field).encode() + b"\0"
         )
         message = b""
-        while block := os.read(said_in, 1 << 16):
+        while block := os.read(answer_in, 1 << 16):
             message += block
-            *whole, message = message.split(b"\0")
-            for answer in map(json.loads, whole):
+            *answers, message = message.split(b"\0")
+            for answer in map(json.loads, answers):
                 if answer.get("id") == number and "result" in answer:
                     return dict(answer["result"])
                 if answer.get("id") == number:

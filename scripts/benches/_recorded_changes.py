@@ -1,10 +1,10 @@
-"""Records small models as they are and with changes put into them: one process, one recording of 30 steps per change.
+"""Records small models without and with injected changes: a recording of 30 steps per change, in one process.
 
-`python _recorded_changes.py ARCHITECTURE NUMBER FOLDER` is one process; it writes FOLDER/CHANGE.pftrace for each
-change, in an order that its number decides. Sides of a comparison are taken from different processes.
+`python _recorded_changes.py ARCHITECTURE NUMBER FOLDER` writes FOLDER/CHANGE.pftrace for each change, in an order that
+depends on its number. The sides of a comparison come from different processes.
 
-`python _recorded_changes.py WORK NUMBER FOLDER` records a GPT that does other work, or beside other programs, with
-FLOPs and without; beside each recording is what a stopwatch says of its steps and of its optimizer.
+`python _recorded_changes.py WORK NUMBER FOLDER` records a GPT with other work, or while other programs run, with FLOPs
+and without. A JSON file next to each recording has a stopwatch's times of the steps and of the optimizer.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from modtrace.compare.run_times import take_samples
 
 STEPS, CALIBRATION_STEPS, WARM_UP_STEPS = 30, 15, 3
 FACTORS = (0.02, 0.05, 0.10, 0.20, 0.50)
-SWAPPED = 0.2
+SWAP_FACTOR = 0.2
 UNCHANGED = ("base0", "base1", "base2")
 
 
 class Work(NamedTuple):
-    """What a step of the GPT does, and beside what.
+    """The work in a step of the GPT, and the load of the machine.
 
     Attributes:
-        batch: how many sequences.
-        length: how many tokens each has.
-        micro: how many batches before the optimizer steps.
-        loops: how often each layer is called.
-        half: whether it computes in bfloat16 where autocast does.
-        busy: whether another process runs on each processor.
+        batch: number of sequences.
+        length: number of tokens in a sequence.
+        micro: number of batches for each step of the optimizer.
+        loops: number of calls of each layer.
+        half: whether autocast computes in bfloat16.
+        busy: whether another process runs on each CPU.
     """
 
     batch: int = 4
@@ -70,11 +70,11 @@ WORK = {
 
 
 class Places(NamedTuple):
-    """Where changes are put into a model; paths below it.
+    """The modules of a model that are changed, by their paths.
 
     Attributes:
         slow: three modules that become slower.
-        twice: a module that is called twice, and the one that calls it.
+        twice: a module that is called twice, and its caller.
         recompute: a module that runs again in backward.
         rename: a module, a child of it, and the child's other name.
         swap: two modules that change their speed.
@@ -125,7 +125,7 @@ class Slow(NamedTuple):
 
 
 def slow_changes(places: Places) -> list[Slow]:
-    """Two of the three modules become 10 % slower, one by each other factor, in forward and in backward."""
+    """Return the slowdowns: of two modules by 10 %, and of one by each other factor, in forward and in backward."""
     changes = []
     for number, factor in enumerate(FACTORS):
         for turn, phase in enumerate(("forward", "backward")):
@@ -140,8 +140,8 @@ def record(architecture: str, number: int, folder: Path) -> None:
     model, loss = ARCHITECTURES[architecture]()
     places = PLACES[architecture]
     slowness = {path: Slowness() for path in dict.fromkeys((*places.slow, *places.swap))}
-    for path, of_module in slowness.items():
-        slowed(model.get_submodule(path), of_module)
+    for path, module_slowness in slowness.items():
+        slowed(model.get_submodule(path), module_slowness)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def recorded(steps: int) -> modtrace.Timeline:
@@ -160,14 +160,14 @@ def record(architecture: str, number: int, folder: Path) -> None:
     random.Random(number).shuffle(changes)
     folder.mkdir(parents=True, exist_ok=True)
     for change in changes:
-        for of_module in slowness.values():
-            of_module.forward = of_module.backward = 0.0
+        for module_slowness in slowness.values():
+            module_slowness.forward = module_slowness.backward = 0.0
         if change in slow:
             _, phase, path = slow[change]
             setattr(slowness[path], phase, slow[change].factor * scale[path, phase])
         elif change.startswith("swap"):
             path = places.swap[change == "swap_b"]
-            slowness[path].forward = SWAPPED * scale[path, "forward"]
+            slowness[path].forward = SWAP_FACTOR * scale[path, "forward"]
         with structure(change, model, places):
             recorded(STEPS).save(folder / f"{change}.pftrace")
 
@@ -179,11 +179,11 @@ def record_work(number: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for change, flops in runs:
         work = WORK[change]
-        with contextlib.ExitStack() as beside:
+        with contextlib.ExitStack() as load:
             for _ in range((os.cpu_count() or 1) if work.busy else 0):
                 hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-                beside.callback(hog.wait)
-                beside.callback(hog.kill)
+                load.callback(hog.wait)
+                load.callback(hog.kill)
             timeline, stopwatch = recorded_work(work, flops)
         name = f"{change.replace('/', 'by')}{', FLOPs' if flops else ''}"
         (folder / f"{name}.json").write_text(json.dumps(stopwatch))
@@ -191,24 +191,24 @@ def record_work(number: int, folder: Path) -> None:
 
 
 def recorded_work(work: Work, flops: bool) -> tuple[modtrace.Timeline, dict[str, float]]:
-    """Return a recording, and the medians of a stopwatch in ns: of a step, and of its optimizer."""
+    """Return a recording, and a stopwatch's medians in ns for a step and for its optimizer."""
     torch.manual_seed(0)
     model, loss = gpt(batch=work.batch, time=work.length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model.h = torch.nn.ModuleList([*model.h] * work.loops)  # type: ignore[misc]
-    steps, optimizers = [], []
+    step_ns, optimizer_ns = [], []
 
     def step() -> None:
-        begun = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         optimizer.zero_grad()
         for _ in range(work.micro):
             with torch.autocast("cpu", torch.bfloat16, enabled=work.half):
-                of_batch = loss()
-            of_batch.backward()
-        computed = time.perf_counter_ns()
+                batch_loss = loss()
+            batch_loss.backward()
+        optimizer_start_ns = time.perf_counter_ns()
         optimizer.step()
-        steps.append(time.perf_counter_ns() - begun)
-        optimizers.append(time.perf_counter_ns() - computed)
+        step_ns.append(time.perf_counter_ns() - start_ns)
+        optimizer_ns.append(time.perf_counter_ns() - optimizer_start_ns)
 
     for _ in range(WARM_UP_STEPS):
         step()
@@ -216,35 +216,35 @@ def recorded_work(work: Work, flops: bool) -> tuple[modtrace.Timeline, dict[str,
         for _ in range(STEPS):
             step()
             recording.step()
-    return recording.timeline(), {"step": float(np.median(steps)), "optimizer": float(np.median(optimizers))}
+    return recording.timeline(), {"step": float(np.median(step_ns)), "optimizer": float(np.median(optimizer_ns))}
 
 
 def calibrate(slowness: dict[str, Slowness], recorded: object, root: str) -> dict[tuple[str, str], float]:
-    """Return by what its own time must be multiplied so that 10 % of it are 10 % of the module's span."""
-    for of_module in slowness.values():
-        of_module.forward_ns.clear()
-        of_module.backward_ns.clear()
+    """Return the factors that scale a module's own time to the time of its span."""
+    for module_slowness in slowness.values():
+        module_slowness.forward_ns.clear()
+        module_slowness.backward_ns.clear()
     assert callable(recorded)
     self_ns = take_samples(recorded(CALIBRATION_STEPS)).self_ns
     return {
         (path, phase): float(np.quantile(self_ns[f"{root}.{path}", phase], 0.25) / np.quantile(own_ns, 0.25))
-        for path, of_module in slowness.items()
-        for phase, own_ns in (("forward", of_module.forward_ns), ("backward", of_module.backward_ns))
+        for path, module_slowness in slowness.items()
+        for phase, own_ns in (("forward", module_slowness.forward_ns), ("backward", module_slowness.backward_ns))
     }
 
 
 @contextlib.contextmanager
 def structure(change: str, model: torch.nn.Module, places: Places) -> Iterator[None]:
-    """Change what is called, while the block runs."""
+    """Change the calls of modules while the block runs."""
     find = model.get_submodule
-    with contextlib.ExitStack() as changed:
+    with contextlib.ExitStack() as stack:
         if change == "twice":
-            changed.enter_context(called_twice(find(places.twice[0]), find(places.twice[1])))
+            stack.enter_context(called_twice(find(places.twice[0]), find(places.twice[1])))
         elif change == "recompute":
-            changed.enter_context(recomputed(find(places.recompute)))
+            stack.enter_context(recomputed(find(places.recompute)))
         elif change == "rename":
             parent, old, new = places.rename
-            changed.enter_context(renamed(find(parent), old, new))
+            stack.enter_context(renamed(find(parent), old, new))
         yield
 
 

@@ -1,18 +1,18 @@
-"""How exactly a recording lies over torch.profiler's trace of the same steps, on the CPU, held against two truths.
+"""The accuracy of a recording over torch.profiler's trace of the same steps, on the CPU, by two sources of truth.
 
-The first is of the trace alone: hooks open a range of the profiler's around each forward, so it is known in which
-call each operator ran. Of live profiles of 14 architectures, by engine, steps, with and without stacks, and with busy
-processes beside it:
+The first is in the trace: hooks open a range of the profiler around each forward, which shows the call of each
+operator. Live profiles of 14 architectures give these values, by engine and number of steps, with and without stacks,
+and with busy processes:
 
-- time: the share of forward operators' time that lies inside our slice of their call;
-- whole: the share of forward operators that lie wholly inside it, and by how much the worst does not;
-- backward: the share of the time of autograd nodes that lies inside our slices of the call that made them;
-- told: what the merge says of how exact it is.
+- time: the share of forward operators' time inside our slice of their call;
+- whole: the share of forward operators completely inside it, and the largest excess;
+- backward: the share of the time of autograd nodes inside our slices of the call that made them;
+- reported: the error that the merge reports.
 
-The second is of traces that are made from a recording, on a clock with known offset, drift, wandering and steps: the
-true error at each edge of a call, beside what is told.
+The second is traces that are made from a recording, on a clock with known offset, drift, wandering and steps: the true
+error at each edge of a call, and the reported error.
 
-Exits with 1 where less than 99.9 % of the time or 99.5 % of the operators are inside, the median true error is above
+Exits with 1 if less than 99.9 % of the time or 99.5 % of the operators are inside, or if the median true error is above
 0.5 µs on a clock that was not set.
 """
 
@@ -46,18 +46,18 @@ from modtrace.profiler.overlay import overlay
 
 NODE = "autograd::engine::evaluate_function: "
 CALL = "call#"
-LEAST_TIME, LEAST_WHOLE, MOST_ERROR_NS = 0.999, 0.995, 500
+MIN_TIME_SHARE, MIN_OPERATOR_SHARE, MAX_ERROR_NS = 0.999, 0.995, 500
 Slice = tuple[int, int]
 
 
 class Inside(NamedTuple):
-    """What of a trace lies inside our slices.
+    """The part of a trace inside our slices.
 
     Attributes:
         time: share of the forward operators' time.
-        whole: share of the forward operators that lie wholly inside.
-        operators: how many there are.
-        worst_ns: by how much one lies outside at most.
+        whole: share of the forward operators that are completely inside.
+        operators: number of forward operators.
+        worst_ns: longest time by which an operator exceeds its slice.
         backward: share of the autograd nodes' time.
     """
 
@@ -69,7 +69,7 @@ class Inside(NamedTuple):
 
 
 def open_ranges(model: nn.Module) -> None:
-    """Make each forward open a range that only the profiler sees, and that aligning does not use: an annotation."""
+    """Make each forward open an annotation, which only the profiler sees, and which the alignment does not use."""
     ranges: list[Any] = []
 
     def enter(*_: object) -> None:
@@ -85,7 +85,7 @@ def open_ranges(model: nn.Module) -> None:
 
 
 def measure(engine: Any, name: str, steps: int, stacks: bool, folder: Path) -> tuple[Inside, dict[str, Any]]:
-    """Profile and record some steps of a model, merge, and compare."""
+    """Profile and record `steps` steps of a model, merge, and compare."""
     torch.manual_seed(0)
     workload = ARCHITECTURES[name]()
     open_ranges(workload.model)
@@ -104,9 +104,11 @@ def measure(engine: Any, name: str, steps: int, stacks: bool, folder: Path) -> t
     events = [e for e in document["traceEvents"] if e.get("ph") == "X" and e.get("cat") != "Trace"]
     added = json.loads(merged.read_text())["traceEvents"][len(document["traceEvents"]) :]
     ours = [e for e in added if e["ph"] == "X"]
-    inside, total, whole, operators, worst = inside_forward(events, ours)
+    inside, total, whole_count, operators, worst = inside_forward(events, ours)
     backward, nodes = inside_backward(events, ours)
-    return Inside(inside / total, whole / operators, operators, worst, backward / nodes), result.metadata["alignment"]
+    return Inside(inside / total, whole_count / operators, operators, worst, backward / nodes), result.metadata[
+        "alignment"
+    ]
 
 
 def ns(microseconds: float) -> int:
@@ -123,15 +125,15 @@ def module_slices(events: list[dict[str, Any]]) -> list[Slice]:
 
 
 def call_slices(ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Our forward and recompute spans, in start order: the n-th is the call of the n-th range."""
+    """Return our forward and recompute spans, in start order: the n-th span is the call of the n-th range."""
     return sorted((e for e in ours if e["cat"] in ("forward", "recompute")), key=lambda e: (e["ts"], -e["dur"]))
 
 
 def innermost(slices: list[Slice], time: int) -> int:
-    at = bisect.bisect_right(slices, (time, 1 << 62)) - 1
-    while at >= 0 and slices[at][1] <= time:
-        at -= 1
-    return at
+    index = bisect.bisect_right(slices, (time, 1 << 62)) - 1
+    while index >= 0 and slices[index][1] <= time:
+        index -= 1
+    return index
 
 
 def overlap(a: Slice, b: Slice) -> int:
@@ -139,31 +141,31 @@ def overlap(a: Slice, b: Slice) -> int:
 
 
 def inside_forward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) -> tuple[int, int, int, int, int]:
-    """Return ns inside, ns, operators wholly inside, operators, and by how many ns the worst lies outside."""
+    """Return ns inside, total ns, operators completely inside, number of operators, and the largest excess in ns."""
     modules, calls = module_slices(events), call_slices(ours)
     assert len(modules) == len(calls), (len(modules), len(calls))
-    inside = total = whole = operators = worst = 0
+    inside = total = whole_count = operators = worst = 0
     for event in events:
         if event["cat"] != "cpu_op" or event["name"].startswith(("modtrace.sync#", NODE)):
             continue
         op = extent(event)
-        at = innermost(modules, op[0])
-        if at >= 0 and not event["args"].get("Fwd thread id"):
-            call = extent(calls[at])
+        index = innermost(modules, op[0])
+        if index >= 0 and not event["args"].get("Fwd thread id"):
+            call = extent(calls[index])
             inside += overlap(op, call)
             total += op[1] - op[0]
             operators += 1
-            whole += call[0] <= op[0] and op[1] <= call[1]
+            whole_count += call[0] <= op[0] and op[1] <= call[1]
             worst = max(worst, call[0] - op[0], op[1] - call[1])
-    return inside, total, whole, operators, worst
+    return inside, total, whole_count, operators, worst
 
 
 def inside_backward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) -> tuple[int, int]:
     modules, calls = module_slices(events), call_slices(ours)
-    of_call: dict[tuple[str, int], list[Slice]] = {}
+    slices_by_call: dict[tuple[str, int], list[Slice]] = {}
     for event in ours:
         if event["cat"] == "backward":
-            of_call.setdefault((event["args"]["fqn"], event["args"]["call"]), []).append(extent(event))
+            slices_by_call.setdefault((event["args"]["fqn"], event["args"]["call"]), []).append(extent(event))
     makers: dict[int, int] = {}
     for event in sorted(events, key=lambda e: e["ts"]):
         args = event.get("args", {})
@@ -174,20 +176,19 @@ def inside_backward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) ->
         number = event.get("args", {}).get("Sequence number")
         if not event["name"].startswith(NODE) or number not in makers:
             continue
-        at = innermost(modules, makers[number])
-        if at >= 0:
-            args = calls[at]["args"]
+        index = innermost(modules, makers[number])
+        if index >= 0:
+            args = calls[index]["args"]
             node = extent(event)
-            inside += max((overlap(node, s) for s in of_call.get((args["fqn"], args["call"]), [])), default=0)
+            inside += max((overlap(node, s) for s in slices_by_call.get((args["fqn"], args["call"]), [])), default=0)
             total += node[1] - node[0]
     return inside, total
 
 
 def true_errors(timeline: Timeline, clock: DriftingClock, base: int) -> tuple[np.ndarray, OperatorFit]:
-    """Return the true error at each edge of a call that was profiled, ns, and what was told of it.
+    """Return the true error at each edge of a profiled call, in ns, and the reported error.
 
-    Before the first slice of the trace and behind its last one by more than a millisecond, there is nothing in it that
-    an edge could be held against.
+    Edges more than a millisecond before the first slice of the trace, or after its last slice, are left out.
     """
     collector = EventCollector()
     slices = make_trace(timeline, clock, base, seed=0)
@@ -196,30 +197,30 @@ def true_errors(timeline: Timeline, clock: DriftingClock, base: int) -> tuple[np
     assert alignment is not None
     assert alignment.operators is not None
     edges = call_edges(timeline, timeline.tracks[0].tid)
-    begin = base + round(1000 * min(event["ts"] for event in slices))
+    start = base + round(1000 * min(event["ts"] for event in slices))
     end = base + round(1000 * max(event["ts"] + event["dur"] for event in slices))
-    edges = edges[(clock(edges) > begin - 1_000_000) & (clock(edges) < end + 1_000_000)]
+    edges = edges[(clock(edges) > start - 1_000_000) & (clock(edges) < end + 1_000_000)]
     return np.abs(alignment.to_trace(edges) + base - clock(edges)), alignment.operators
 
 
 def clocks(timeline: Timeline) -> dict[str, DriftingClock]:
     edges = call_edges(timeline, timeline.tracks[0].tid)
-    begin = int(edges[0])
-    middle = begin + (int(edges[-1]) - begin) // 2
+    start = int(edges[0])
+    middle = start + (int(edges[-1]) - start) // 2
     mark = timeline.marks[len(timeline.marks) // 2].time_ns
     return {
-        "6 µs ahead": DriftingClock(begin, ahead=6000),
-        "drift of 100 ppm": DriftingClock(begin, ahead=-4000, drift=100e-6),
-        "wandering by ±2.5 µs": DriftingClock(begin, ahead=2000, drift=-30e-6, wander=2500, period=150e6),
-        "set by 3 ms": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=middle, step=3_000_000),
-        "set by 3 ms within a mark": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=mark - 500, step=3_000_000),
-        "set by 100 µs, no mark near": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=middle, step=100_000),
+        "6 µs ahead": DriftingClock(start, ahead=6000),
+        "drift of 100 ppm": DriftingClock(start, ahead=-4000, drift=100e-6),
+        "wandering by ±2.5 µs": DriftingClock(start, ahead=2000, drift=-30e-6, wander=2500, period=150e6),
+        "set by 3 ms": DriftingClock(start, ahead=3000, drift=20e-6, step_at=middle, step=3_000_000),
+        "set by 3 ms within a mark": DriftingClock(start, ahead=3000, drift=20e-6, step_at=mark - 500, step=3_000_000),
+        "set by 100 µs, no mark near": DriftingClock(start, ahead=3000, drift=20e-6, step_at=middle, step=100_000),
     }
 
 
 def print_true_errors(names: list[str], steps: list[int]) -> bool:
-    """Record without a profiler, and print the errors over made traces; False where one is too great."""
-    good = True
+    """Record without a profiler, and print the errors over made traces; False if an error is too large."""
+    is_accurate = True
     for name in names:
         for count in steps:
             workload = ARCHITECTURES[name]()
@@ -228,26 +229,26 @@ def print_true_errors(names: list[str], steps: list[int]) -> bool:
                     workload.loss().backward()
             timeline = with_marks(recording.timeline(), 5_000_000)
             base = timeline.marks[0].time_ns - 1_000_000_000
-            for said, clock in clocks(timeline).items():
+            for clock_name, clock in clocks(timeline).items():
                 if clock.step and count < 10:
-                    continue  # two marks on either side are needed
-                marked = replace(timeline, marks=timeline.marks[:1]) if "no mark" in said else timeline
-                error, told = true_errors(marked, clock, base)
+                    continue  # at least two marks on each side are needed
+                marked = replace(timeline, marks=timeline.marks[:1]) if "no mark" in clock_name else timeline
+                error, reported = true_errors(marked, clock, base)
                 median, worst = float(np.median(error)), int(error.max())
-                right = median <= MOST_ERROR_NS or marked is not timeline
-                good &= right
+                is_right = median <= MAX_ERROR_NS or marked is not timeline
+                is_accurate &= is_right
                 print(
-                    f"{name:32} {count:4} steps  {said:27} error {median:4.0f} ns median, {worst:5} worst; told "
-                    f"±{told.typical_ns:4.0f} typically, about ±{told.bound_ns:5.0f} at most"
-                    f"{'' if right else '  TOO MUCH'}",
+                    f"{name:32} {count:4} steps  {clock_name:27} error {median:4.0f} ns median, {worst:5} worst; "
+                    f"reported ±{reported.typical_ns:4.0f} typically, about ±{reported.bound_ns:5.0f} at most"
+                    f"{'' if is_right else '  TOO MUCH'}",
                     flush=True,
                 )
-    return good
+    return is_accurate
 
 
 @contextlib.contextmanager
 def load(processes: int) -> Iterator[None]:
-    """Keep that many processes busy meanwhile."""
+    """Keep `processes` other processes busy while the block runs."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -258,26 +259,26 @@ def load(processes: int) -> Iterator[None]:
 
 
 def print_inside(options: argparse.Namespace) -> bool:
-    """Print what of live profiles lies inside our slices; False where it is too little."""
-    good = True
+    """Print the shares of live profiles inside our slices; False if a share is too small."""
+    is_accurate = True
     for engine in options.engines:
         for name in options.models:
             for steps in options.steps:
                 for stacks in (False, True):
                     with tempfile.TemporaryDirectory() as folder:
-                        inside, told = measure(engine, name, steps, stacks, Path(folder))
-                    right = inside.time >= LEAST_TIME and inside.whole >= LEAST_WHOLE
-                    good &= right
-                    fit = told["operators"]
+                        inside, reported = measure(engine, name, steps, stacks, Path(folder))
+                    is_right = inside.time >= MIN_TIME_SHARE and inside.whole >= MIN_OPERATOR_SHARE
+                    is_accurate &= is_right
+                    fit = reported["operators"]
                     print(
                         f"{engine:6} {name:32} {steps:4} steps {'stacks' if stacks else '      '}  "
                         f"time {100 * inside.time:.3f} %, whole {100 * inside.whole:.2f} % of {inside.operators}, "
-                        f"worst {inside.worst_ns} ns, backward {100 * inside.backward:.2f} %; told "
+                        f"worst {inside.worst_ns} ns, backward {100 * inside.backward:.2f} %; reported "
                         f"±{fit['typical_ns']:.0f} ns typically, about ±{fit['bound_ns']:.0f} at most"
-                        f"{'' if right else '  TOO LITTLE'}",
+                        f"{'' if is_right else '  TOO LITTLE'}",
                         flush=True,
                     )
-    return good
+    return is_accurate
 
 
 def main() -> None:
@@ -285,16 +286,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 3, 100])
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES), metavar="NAME")
     parser.add_argument("--engines", nargs="+", choices=["native", "python"], default=["native", "python"])
-    parser.add_argument("--load", type=int, default=0, metavar="N", help="busy processes beside it")
+    parser.add_argument("--load", type=int, default=0, metavar="N", help="number of other busy processes")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {options.load} busy processes")
-    begin = time.monotonic()
+    start = time.monotonic()
     with load(options.load):
-        good = print_inside(options)
-    good &= print_true_errors(options.models, options.steps)
-    print(f"{'as it must be' if good else 'NOT as it must be'}, after {time.monotonic() - begin:.0f} s")
-    sys.exit(not good)
+        is_accurate = print_inside(options)
+    is_accurate &= print_true_errors(options.models, options.steps)
+    print(f"{'as it must be' if is_accurate else 'NOT as it must be'}, after {time.monotonic() - start:.0f} s")
+    sys.exit(not is_accurate)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""Whether `modtrace diff` finds changes that were put in, and none where there is none, beside the usual ways.
+"""The share of injected changes that `modtrace diff` finds, and its false reports, compared with the usual methods.
 
-Recordings of 30 steps of three small models, each process recording the model as it is and with each change in it
-(_recorded_changes.py). A side of a comparison is one recording of each of 1, 5, 12 or 20 processes; those of the two
-sides took turns, and which of two neighbours is before and which after is drawn. Comparisons of one change share
-recordings.
+Three small models are recorded for 30 steps; each process records a model without and with each change
+(_recorded_changes.py). A side of a comparison has one recording of each of 1, 5, 12 or 20 processes. The processes of
+the two sides alternate; a random draw assigns two neighbours to the sides. Comparisons of one change share recordings.
 
-Then a GPT that does other work, such as a batch twice as large, or beside busy processes: whether anything is called
-slower or faster whose work, by its closed form, is the same, or faster though it does more. What a stopwatch says of
-the step and of the optimizer is printed beside it.
+Then a GPT does other work, such as a batch twice as large, or runs with other busy processes. A comparison is wrong if
+it calls a module slower or faster that does the same work by its closed form, or faster if it does more. A stopwatch's
+ratios for the step and for the optimizer are printed too.
 
-Then recordings that are made up, of 80 modules and phases, with noise of five kinds; and what a comparison costs.
+Then there are synthetic recordings, of 80 modules and phases, with five kinds of noise; and the cost of a comparison.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ SLOWER_OR_FASTER = {"slower", "faster"}
 
 
 class Measured(NamedTuple):
-    """One recording, as each way looks at it."""
+    """One recording, as measured by each method."""
 
     run: RunTimes
     means: Mapping[str, float]
@@ -51,7 +50,7 @@ class Measured(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """Of each way: 1 where it was right, and where it called anything else changed."""
+    """For each method: whether it was right, and whether it called anything else changed."""
 
     right: tuple[bool, bool, bool]
     wrong: tuple[bool, bool, bool]
@@ -67,7 +66,7 @@ def measured(path: Path) -> Measured:
 def sides(
     folder: Path, architecture: str, before: Sequence[str], after: Sequence[str], per_side: int, draw: random.Random
 ) -> tuple[list[Measured], list[Measured]]:
-    """Draw the recordings of a comparison: of neighbouring processes one is before and one after."""
+    """Draw the recordings of a comparison: one of two neighbouring processes is before, the other after."""
     processes = sorted(int(path.name) for path in (folder / architecture).iterdir() if path.name.isdecimal())
     first = draw.randrange(len(processes) - 2 * per_side + 1)
     base, new = [], []
@@ -79,34 +78,38 @@ def sides(
 
 
 def judge(change: str, architecture: str, base: Sequence[Measured], new: Sequence[Measured]) -> Verdicts:
-    """Compare, and say whether what came first is what was changed, and whether anything else was called changed."""
-    comparison = compare_runs([one.run for one in base], [one.run for one in new], {})
-    means = changed([one.means for one in base], [one.means for one in new])
-    totals = changed([one.totals for one in base], [one.totals for one in new])
+    """Return whether each method names the changed module first, and whether it names anything else."""
+    comparison = compare_runs([recording.run for recording in base], [recording.run for recording in new], {})
+    means = changed([recording.means for recording in base], [recording.means for recording in new])
+    totals = changed([recording.totals for recording in base], [recording.totals for recording in new])
     different = [row for row in comparison.changes if row.verdict in SLOWER_OR_FASTER]
     ours = [f"{row.fqn} {row.phase}" for row in different]
     places = PLACES[architecture]
     if change in UNCHANGED:
-        some = bool(different) or (comparison.step.verdict != "cannot tell" and comparison.step.verdict != "same")
-        return Verdicts((not some, not means, not totals), (some, bool(means), bool(totals)))
+        is_changed = bool(different) or comparison.step.verdict not in ("cannot tell", "same")
+        return Verdicts((not is_changed, not means, not totals), (is_changed, bool(means), bool(totals)))
     if change.startswith("slow"):
         _, _, phase, path = change.split("_", 3)
         fqn = f"{architecture}.{path}"
         label, truth = new[0].label_of[fqn], f"{fqn} {phase}"
         first = [names[:1] == [right] for names, right in ((ours, truth), (means, truth), (totals, label))]
-        around = {f"{architecture}.{path[:end]}"[:-1] for end in range(len(path)) if end and path[end - 1] == "."}
-        fine = {truth, label, *(f"{outer} {phase}" for outer in (*around, architecture))}
+        parents = {f"{architecture}.{path[:end]}"[:-1] for end in range(len(path)) if end and path[end - 1] == "."}
+        allowed = {truth, label, *(f"{outer} {phase}" for outer in (*parents, architecture))}
         return Verdicts(
             (first[0], first[1], first[2]),
-            (any(name != truth for name in ours), not set(means) <= fine, not set(totals) <= fine),
+            (any(name != truth for name in ours), not set(means) <= allowed, not set(totals) <= allowed),
         )
     if change == "swap_b":
-        one, other = (f"{architecture}.{path} forward" for path in places.swap)
+        faster, slower = (f"{architecture}.{path} forward" for path in places.swap)
         verdicts = {f"{row.fqn} {row.phase}": row.verdict for row in different}
-        right = verdicts.get(one) == "faster" and verdicts.get(other) == "slower"
+        right = verdicts.get(faster) == "faster" and verdicts.get(slower) == "slower"
         labels = {new[0].label_of[f"{architecture}.{path}"] for path in places.swap}
         return Verdicts(
-            (right and set(ours[:2]) == {one, other}, set(means[:2]) == {one, other}, set(totals[:2]) == labels),
+            (
+                right and set(ours[:2]) == {faster, slower},
+                set(means[:2]) == {faster, slower},
+                set(totals[:2]) == labels,
+            ),
             (len(ours) > 2, len(means) > 2, len(totals) > 2),
         )
     return judge_structure(change, architecture, new[0].label_of, (comparison, different), means, totals)
@@ -120,14 +123,14 @@ def judge_structure(
     means: Sequence[str],
     totals: Sequence[str],
 ) -> Verdicts:
-    """The same for what is called differently; what changes in the module around it is no error."""
+    """Return the verdicts for a changed structure; a change of the parent module is not an error."""
     places, (comparison, different) = PLACES[architecture], ours
-    path, around, phase = {
+    path, parent, phase = {
         "twice": (*places.twice, "forward"),
         "recompute": (places.recompute, places.recompute.rpartition(".")[0], "recompute"),
         "rename": (f"{places.rename[0]}.{places.rename[2]}", places.rename[0], "forward"),
     }[change]
-    fqn, outer, top = f"{architecture}.{path}", f"{architecture}.{around}", comparison.changes[0]
+    fqn, outer, top = f"{architecture}.{path}", f"{architecture}.{parent}", comparison.changes[0]
     if change == "rename":
         right = comparison.suggested == {f"{outer}.{places.rename[1]}": fqn}
     else:
@@ -142,8 +145,8 @@ def judge_structure(
     )
 
 
-def of_recordings(folder: Path, comparisons: int, seed: int, only: Sequence[str]) -> None:
-    """Print how often each way is right, and how often it calls something else changed."""
+def judge_recordings(folder: Path, comparisons: int, seed: int, only: Sequence[str]) -> None:
+    """Print the share of comparisons in which each method is right, and in which it calls something else changed."""
     draw = random.Random(seed)
     kinds: dict[str, list[tuple[str, str]]] = {"A/A": [(name, UNCHANGED[0]) for name in PLACES]}
     for architecture, places in PLACES.items():
@@ -151,41 +154,41 @@ def of_recordings(folder: Path, comparisons: int, seed: int, only: Sequence[str]
             kinds.setdefault(f"{slow.factor:.0%} slower", []).append((architecture, slow.name))
         for change in ("twice", "recompute", "rename", "swap_b"):
             kinds.setdefault(change, []).append((architecture, change))
-    print("| change | a side | comparisons | diff: right | else | means: right | else | totals: right | else |")
+    print("| change | a side | comparisons | diff: right | others | means: right | others | totals: right | others |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for kind, changes in kinds.items():
         if only and kind not in only:
             continue
         for per_side in PER_SIDE:
-            each = max(comparisons // len(changes), 1) + (kind == "A/A")
+            repetitions = max(comparisons // len(changes), 1) + (kind == "A/A")
             verdicts = []
             for architecture, change in changes:
                 before = ["swap_a"] if change == "swap_b" else UNCHANGED
                 after = UNCHANGED if kind == "A/A" else [change]
-                for _ in range(each):
+                for _ in range(repetitions):
                     base, new = sides(folder, architecture, before, after, per_side, draw)
                     verdicts.append(judge(change, architecture, base, new))
             shares = [
-                f"{np.mean([getattr(one, field)[way] for one in verdicts]):.1%}"
-                for way in range(3)
+                f"{np.mean([getattr(verdict, field)[method] for verdict in verdicts]):.1%}"
+                for method in range(3)
                 for field in ("right", "wrong")
             ]
             print(f"| {kind} | {per_side} | {len(verdicts)} | {' | '.join(shares)} |", flush=True)
 
 
-def of_work(folder: Path, comparisons: int, seed: int, per_side: int = 6) -> None:
-    """Print how often something is called changed whose work did not, and what diff and a stopwatch say."""
+def judge_work(folder: Path, comparisons: int, seed: int, per_side: int = 6) -> None:
+    """Print the number of wrong comparisons, and the ratios of diff and of a stopwatch."""
     draw, numbers = random.Random(seed), sorted(path.name for path in (folder / "WORK").iterdir())
     per_side = min(per_side, len(numbers) // 2)
     print(f"\n| work, {per_side} a side | wrong | modules in general | whose change | stopwatch: step | optimizer |")
     print("| --- | --- | --- | --- | --- | --- |")
     for change in [*WORK][1:]:
         for flops in ("", ", FLOPs"):
-            wrong, ratios, causes, watches = 0, [], dict[str, int](), []
+            wrong, ratios, causes, stopwatch_ratios = 0, [], dict[str, int](), []
             for _ in range(comparisons):
-                chosen = draw.sample(numbers, 2 * per_side)
-                sides = (f"as it is{flops}", chosen[::2]), (f"{change.replace('/', 'by')}{flops}", chosen[1::2])
-                (base, watched), (new, watched_after) = (
+                sample = draw.sample(numbers, 2 * per_side)
+                sides = (f"as it is{flops}", sample[::2]), (f"{change.replace('/', 'by')}{flops}", sample[1::2])
+                (base, base_ns), (new, new_ns) = (
                     _work_recorded([folder / "WORK" / number / name for number in side]) for name, side in sides
                 )
                 comparison = compare_runs(base, new, {})
@@ -193,38 +196,38 @@ def of_work(folder: Path, comparisons: int, seed: int, per_side: int = 6) -> Non
                 wrong += any(is_wrong(change, row) for row in rows)
                 ratios.append(comparison.common_ratio)
                 causes[comparison.common_cause] = causes.get(comparison.common_cause, 0) + 1
-                watches.append(watched_after / watched)
-            said = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
-            step, optimizer = np.median(watches, axis=0)
-            numbers_of = f"× {np.median(ratios):.2f} | {said} | × {step:.2f} | × {optimizer:.2f}"
-            print(f"| {change}{flops} | {wrong} of {comparisons} | {numbers_of} |", flush=True)
+                stopwatch_ratios.append(new_ns / base_ns)
+            cause_counts = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
+            step, optimizer = np.median(stopwatch_ratios, axis=0)
+            figures = f"× {np.median(ratios):.2f} | {cause_counts} | × {step:.2f} | × {optimizer:.2f}"
+            print(f"| {change}{flops} | {wrong} of {comparisons} | {figures} |", flush=True)
 
 
 def _work_recorded(paths: Sequence[Path]) -> tuple[list[RunTimes], np.ndarray]:
-    """Return recordings, and the means of what the stopwatch says of step and optimizer."""
+    """Return recordings, and the means of their stopwatch's times in ns: of the step, and of the optimizer."""
     stopwatches = [json.loads(path.with_name(f"{path.name}.json").read_text()) for path in paths]
-    watched = np.mean([[one["step"], one["optimizer"]] for one in stopwatches], axis=0)
-    return [measured(path.with_name(f"{path.name}.pftrace")).run for path in paths], watched
+    mean_ns = np.mean([[times["step"], times["optimizer"]] for times in stopwatches], axis=0)
+    return [measured(path.with_name(f"{path.name}.pftrace")).run for path in paths], mean_ns
 
 
 def is_wrong(change: str, row: Change) -> bool:
-    """Say whether a module or the optimizer is called changed whose work is the same, or the other way than its work.
+    """Return whether a row with the same work is called changed, or a row changes opposite to its work.
 
-    The optimizer does the same for any batch; the positions' embedding has no batch, and a Sequential computes nothing.
+    The optimizer's work is the same for any batch; the position embedding has no batch, and a Sequential has no work.
     """
     if WORK[change]._replace(busy=False) == WORK["as it is"]:
         return True
     if row.phase == "part":
         return row.fqn == "optimizer"
     if change in {"2 micro-batches", "layers twice", "bfloat16"}:
-        inside = row.fqn == "GPT" or ".h." in row.fqn or change == "2 micro-batches"
-        return change != "bfloat16" and (row.verdict == "faster" or not inside)
-    still = row.fqn.endswith(".mlp") or (row.fqn == "GPT.wpe" and change != "sequence x 2")
-    return still or row.verdict == ("slower" if change == "batch / 2" else "faster")
+        does_more = row.fqn == "GPT" or ".h." in row.fqn or change == "2 micro-batches"
+        return change != "bfloat16" and (row.verdict == "faster" or not does_more)
+    is_same = row.fqn.endswith(".mlp") or (row.fqn == "GPT.wpe" and change != "sequence x 2")
+    return is_same or row.verdict == ("slower" if change == "batch / 2" else "faster")
 
 
-def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> RunTimes:
-    """A recording of 30 steps: 3 % of noise in each module and step, 1 % between recordings, and what `kind` says."""
+def synthetic_run(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> RunTimes:
+    """Return a recording of 30 steps: 3 % noise in each module and step, 1 % between recordings, and `kind`'s noise."""
     modules, steps = len(typical_ns), 30
     logs = random_.normal(0, 0.03, (modules, steps)) + random_.normal(0, 0.01, (modules, 1))
     if kind == "AR(1)":
@@ -249,63 +252,64 @@ def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> 
     return measure_samples(samples, {})
 
 
-def of_made_up(comparisons: int) -> None:
+def judge_synthetic(comparisons: int) -> None:
     random_ = np.random.default_rng(0)
-    print("\n| noise | a side | A/A: anything changed | 10 % slower: first | else | large × 8: found | else |")
+    print("\n| noise | a side | A/A: anything changed | 10 % slower: first | others | large × 8: found | others |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for kind in ("quiet", "AR(1)", "jumps", "heavy tails", "by size"):
         for per_side in PER_SIDE:
-            some, first, other, wide, beside = [], [], [], [], []
+            has_changes, is_first, has_others, is_found, has_false = [], [], [], [], []
             for _ in range(comparisons):
                 typical_ns = np.exp(random_.uniform(np.log(2e4), np.log(2e6), 80))
                 if kind == "by size":
                     typical_ns[7] = 1e6
                 slower = typical_ns * np.where(np.arange(80) == 7, 1.1, 1.0)
-                # A module that takes 70 % of the step, forward and backward.
+                # A module with 70 % of the step, forward and backward.
                 is_large = np.isin(np.arange(80), (20, 21))
                 large = np.where(is_large, typical_ns[~is_large].sum() * 7 / 6, typical_ns)
-                base, same, new, before, after = (
-                    [made_up(kind, random_, times) for _ in range(per_side)]
+                base, same, new, large_base, large_new = (
+                    [synthetic_run(kind, random_, times) for _ in range(per_side)]
                     for times in (typical_ns, typical_ns, slower, large, np.where(is_large, 8 * large, large))
                 )
-                widened = {
+                reported = {
                     (row.fqn, row.phase, row.verdict)
-                    for row in compare_runs(before, after, {}).changes
+                    for row in compare_runs(large_base, large_new, {}).changes
                     if row.verdict in SLOWER_OR_FASTER
                 }
-                true = {("Net.10", phase, "slower") for phase in ("forward", "backward")}
-                wide.append(true <= widened)
-                beside.append(bool(widened - true))
+                truth = {("Net.10", phase, "slower") for phase in ("forward", "backward")}
+                is_found.append(truth <= reported)
+                has_false.append(bool(reported - truth))
                 equal, slowed = compare_runs(base, same, {}), compare_runs(base, new, {})
-                some.append(any(row.verdict in SLOWER_OR_FASTER for row in (equal.step, *equal.changes)))
+                has_changes.append(any(row.verdict in SLOWER_OR_FASTER for row in (equal.step, *equal.changes)))
                 names = [(row.fqn, row.phase) for row in slowed.changes if row.verdict in SLOWER_OR_FASTER]
-                first.append(names[:1] == [("Net.3", "backward")])
-                other.append(any(name != ("Net.3", "backward") for name in names))
-            shares = " | ".join(f"{np.mean(which):.1%}" for which in (some, first, other, wide, beside))
+                is_first.append(names[:1] == [("Net.3", "backward")])
+                has_others.append(any(name != ("Net.3", "backward") for name in names))
+            columns = (has_changes, is_first, has_others, is_found, has_false)
+            shares = " | ".join(f"{np.mean(column):.1%}" for column in columns)
             print(f"| {kind} | {per_side} | {shares} |", flush=True)
 
 
 def cost(spans: int, folder: Path) -> None:
-    """Print what comparing two files takes, in a process that does nothing else."""
+    """Print the cost of comparing two files, in a fresh process."""
     paths = [folder / "base.pftrace", folder / "new.pftrace"]
     for seed, path in enumerate(paths):
         gpt2_timeline(spans, seed=seed).save(path)
-    done = subprocess.run([sys.executable, __file__, "--cost-of", *map(str, paths)], check=True, capture_output=True)
-    print(f"\n{spans:,} spans a side: {done.stdout.decode().strip()}")
+    process = subprocess.run([sys.executable, __file__, "--cost-of", *map(str, paths)], check=True, capture_output=True)
+    print(f"\n{spans:,} spans a side: {process.stdout.decode().strip()}")
 
 
 def print_cost(paths: Sequence[str]) -> None:
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     timelines = [modtrace.load(path) for path in paths]
-    loaded = time.perf_counter()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loaded_s = time.perf_counter()
+    loaded_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     modtrace.diff(*timelines)
-    compared = time.perf_counter()
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    compared_s = time.perf_counter()
+    compared_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     columns = sum(timeline.columns.nbytes for timeline in timelines)
     print(
-        f"reading {loaded - begun:.1f} s, comparing {compared - loaded:.1f} s; columns {columns >> 20} MiB, "
-        f"most memory while reading {before >> 10} MiB, {after - before >> 10} MiB more while comparing"
+        f"reading {loaded_s - start_s:.1f} s, comparing {compared_s - loaded_s:.1f} s; columns {columns >> 20} MiB, "
+        f"peak memory while reading {loaded_kib >> 10} MiB, {compared_kib - loaded_kib >> 10} MiB more while comparing"
     )
 
 
@@ -324,12 +328,12 @@ def _turns(processes: int, architectures: Sequence[str]) -> Iterator[tuple[int, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="recordings are kept here, and those that are there are used")
+    parser.add_argument("--folder", type=Path, help="keep recordings here, and use existing ones")
     parser.add_argument("--processes", type=int, default=42)
     parser.add_argument("--comparisons", type=int, default=200, help="for each change and number of recordings")
-    parser.add_argument("--spans", type=int, default=1_000_000, help="on each side, for the cost")
+    parser.add_argument("--spans", type=int, default=1_000_000, help="spans on each side, for the cost")
     parser.add_argument(
-        "--only", nargs="*", default=[], metavar="CHANGE", help="as the table names them, or work; default: all"
+        "--only", nargs="*", default=[], metavar="CHANGE", help="changes named in the table, or work; default: all"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost-of", nargs=2, metavar="TRACE", help=argparse.SUPPRESS)
@@ -340,10 +344,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary) / "recordings"
         record(folder, options.processes, options.only)
-        of_recordings(folder, options.comparisons, options.seed, options.only)
+        judge_recordings(folder, options.comparisons, options.seed, options.only)
         if not options.only or "work" in options.only:
-            of_work(folder, options.comparisons // 10, options.seed)
-        of_made_up(options.comparisons)
+            judge_work(folder, options.comparisons // 10, options.seed)
+        judge_synthetic(options.comparisons)
         if options.spans:
             cost(options.spans, Path(temporary))
 

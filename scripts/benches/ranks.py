@@ -1,8 +1,7 @@
-"""What recording adds to a collective, and how well clocks are read over loopback.
+"""The time that recording adds to a collective, and the error of clocks that are read over loopback.
 
-Collectives run on torch's fake group, which does nothing, and on gloo with one rank. Blocks of each engine take
-turns; each figure is the difference of the quickest blocks, per collective, to those of a process that has not
-recorded yet.
+Collectives run on torch's fake group, which does nothing, and on gloo with one rank. Blocks of the engines alternate;
+each figure is the time per collective in the fastest block, minus that in a process that has not recorded yet.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ def subjects() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     return contexts
 
 
-def quickest(call: Call, count: int, blocks: int) -> float:
-    """Nanoseconds per call in the quickest of some blocks."""
-    best = float("inf")
+def fastest(call: Call, count: int, blocks: int) -> float:
+    """Return the ns per call in the fastest block."""
+    best_ns = float("inf")
     for _ in range(blocks):
-        begin = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         for _ in range(count):
             call()
-        best = min(best, (time.perf_counter_ns() - begin) / count)
-    return best
+        best_ns = min(best_ns, (time.perf_counter_ns() - start_ns) / count)
+    return best_ns
 
 
 def measure(backend: str, rounds: int) -> None:
@@ -57,39 +56,39 @@ def measure(backend: str, rounds: int) -> None:
     def call() -> None:
         dist.all_reduce(tensor)
 
-    untouched = min(quickest(call, 100, 5) for _ in range(rounds))
+    base_ns = min(fastest(call, 100, 5) for _ in range(rounds))
     contexts = subjects()
     best = dict.fromkeys(contexts, float("inf"))
     for _ in range(rounds):
         for subject, context in contexts.items():
             with context():
                 call()
-                best[subject] = min(best[subject], quickest(call, 100, 5))
-    added = ", ".join(f"{subject} {(ns - untouched) / 1e3:+.2f} µs" for subject, ns in best.items())
-    print(f"{backend}, all_reduce: {untouched / 1e3:.2f} µs; {added}")
+                best[subject] = min(best[subject], fastest(call, 100, 5))
+    added = ", ".join(f"{subject} {(ns - base_ns) / 1e3:+.2f} µs" for subject, ns in best.items())
+    print(f"{backend}, all_reduce: {base_ns / 1e3:.2f} µs; {added}")
     dist.destroy_process_group()
 
 
 def measure_clocks(readings: int) -> None:
     server = PingServer("127.0.0.1")
     client = PingClient(server.address, server.token)
-    begin = time.perf_counter_ns()
+    start_ns = time.perf_counter_ns()
     offsets = [client.read() for _ in range(readings)]
-    took_ms = (time.perf_counter_ns() - begin) / 1e6 / readings
+    reading_ms = (time.perf_counter_ns() - start_ns) / 1e6 / readings
     client.close()
     server.close()
     errors = sorted(abs(reading.offset_ns) for reading in offsets)
     bounds = statistics.median(reading.bound_ns for reading in offsets)
     print(
         f"clocks over loopback, {readings} readings of 64 pings: error median {statistics.median(errors):.0f} ns, "
-        f"worst {errors[-1]} ns; bound median {bounds / 1e3:.1f} µs; {took_ms:.1f} ms a reading"
+        f"worst {errors[-1]} ns; bound median {bounds / 1e3:.1f} µs; {reading_ms:.1f} ms a reading"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--backend", choices=("fake", "gloo"), help="only the collectives of this one")
+    parser.add_argument("--backend", choices=("fake", "gloo"), help="measure only collectives of this backend")
     parser.add_argument("--readings", type=int, default=200)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -97,7 +96,7 @@ def main() -> None:
         measure(options.backend, options.rounds)
         return
     for backend in ("fake", "gloo"):
-        # Each in a process of its own, which has not recorded yet.
+        # Each backend in its own process, which has not recorded yet.
         subprocess.run([sys.executable, __file__, "--backend", backend, "--rounds", str(options.rounds)], check=True)
     measure_clocks(options.readings)
 

@@ -1,9 +1,9 @@
-"""Who is late, of jobs with known culprits: small ones of each parallelism, and large ones packed as a dataset.
+"""Late ranks in jobs with known culprits: small jobs of each parallelism, and large ones packed as a dataset.
 
-A real job of two ranks on gloo is recorded for each parallelism; `tests/support/made_job` makes jobs of many ranks of
-it, with clocks that are apart and drift, noise, and modules that are slow on some ranks. Answers are compared with
-these. Two usual ways are scored beside it, over the same dataset, by SQL: per step the rank and module whose duration,
-or whose self time, exceeds the median of the ranks by most.
+A real job of two ranks on gloo is recorded for each parallelism; `tests/support/made_job` makes jobs of many ranks from
+it, with clock offsets and drift, noise, and slow modules on some ranks. Answers are compared with these. Two usual
+methods are scored too, by SQL over the same dataset: in each step they name the rank and the module whose duration, or
+whose self time, exceeds the median of the ranks most.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def run_ranks(folder: Path, kind: str, ranks: int, layers: int, steps: int, *cul
 def templates(folder: Path, layers: int) -> dict[str, Template]:
     by_kind = {}
     for kind in KINDS:
-        own = folder / f"{kind}-{layers}"
-        own.mkdir()
-        run_ranks(own, kind, 2, layers, 12)
-        by_kind[kind] = read_template(own / "1.modtrace")
+        kind_folder = folder / f"{kind}-{layers}"
+        kind_folder.mkdir()
+        run_ranks(kind_folder, kind, 2, layers, 12)
+        by_kind[kind] = read_template(kind_folder / "1.modtrace")
     return by_kind
 
 
@@ -63,20 +63,20 @@ def leaves(template: Template, phase: str) -> list[str]:
 
 
 def command(*arguments: object) -> tuple[str, float, float]:
-    """Run modtrace; return what it prints, the seconds, and the largest memory of a process in MB."""
-    before = time.perf_counter()
-    done = subprocess.run(
+    """Run modtrace; return its output, the seconds, and the largest memory of a process in MB."""
+    start = time.perf_counter()
+    process = subprocess.run(
         [sys.executable, "-m", "modtrace", "ranks", *map(str, arguments)], stdout=subprocess.PIPE, check=True, text=True
     )
-    return done.stdout, time.perf_counter() - before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return process.stdout, time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def is_right(step: dict[str, Any], culprits: list[Culprit]) -> bool:
-    """Whether a step names the culprit that cost most in it, and its module."""
-    acting = [culprit for culprit in culprits if step["step"] % culprit.every == 0]
-    if not acting:
+    """Return whether a step's answer names the culprit with the largest delay in that step, and its module."""
+    active = [culprit for culprit in culprits if step["step"] % culprit.every == 0]
+    if not active:
         return bool(step["verdict"] != "late")
-    worst = max(acting, key=lambda culprit: culprit.extra_ns)
+    worst = max(active, key=lambda culprit: culprit.extra_ns)
     if step["verdict"] != "late" or step["rank"] != worst.rank or not step["modules"]:
         return False
     first = step["modules"][0]
@@ -84,7 +84,7 @@ def is_right(step: dict[str, Any], culprits: list[Culprit]) -> bool:
 
 
 def usual_right(dataset: Path, column: str, culprits: list[Culprit]) -> tuple[int, int]:
-    """In how many steps a usual way names the rank, and the rank and the module."""
+    """Return the numbers of steps in which a usual method names the rank, and the rank and the module."""
     rows = query(dataset, USUAL.format(column=column)).to_pylist()[1:]
     worst = max(culprits, key=lambda culprit: culprit.extra_ns)
     rank = sum(row["rank"] == worst.rank for row in rows)
@@ -94,35 +94,34 @@ def usual_right(dataset: Path, column: str, culprits: list[Culprit]) -> tuple[in
 
 def measure_accuracy(folder: Path, steps: int, layers: int) -> None:
     print(
-        "job, ranks, phase, ms: steps that name rank and module; cost as a part of what was made; usual way: rank, both"
+        "job, ranks, phase, ms: steps that name rank and module; cost, relative to the delay; usual method: rank, both"
     )
     for kind, template in templates(folder, layers).items():
         for ranks in (2, 4, 16):
             balanced = slow_of(folder, MadeJob(template, ranks, steps))
-            accused = [one["rank"] for one in balanced["late_ranks"] if one["is_slow"]]
+            slow_ranks = [rank["rank"] for rank in balanced["late_ranks"] if rank["is_slow"]]
             late = sum(step["verdict"] == "late" for step in balanced["steps"])
             print(
-                f"{kind:6} {ranks:5} balanced       late in {late} of {steps} steps, slow: {accused or 'none'}",
+                f"{kind:6} {ranks:5} balanced       late in {late} of {steps} steps, slow: {slow_ranks or 'none'}",
                 flush=True,
             )
             for phase in ("forward", "backward"):
                 modules = leaves(template, phase)
-                # The ranks of the largest job are on two hosts, whose clocks are known to a third of what is made.
+                # The ranks of the largest job are on two hosts, with a clock uncertainty of a third of the delay.
                 for milliseconds in (1, 5, 50):
                     culprit = Culprit(ranks - 1, modules[len(modules) // 2], phase, milliseconds * MS)
                     dataset = folder / "dataset"
                     job = MadeJob(template, ranks, steps, [culprit], bound_ns=culprit.extra_ns // 3)
                     answer = slow_of(folder, job, dataset)
-                    told = answer["steps"][1:]
-                    right = sum(is_right(step, [culprit]) for step in told)
-                    rights = [step for step in told if is_right(step, [culprit])]
-                    costs = sorted(step["cost_ns"] / culprit.extra_ns for step in rights) or [0.0]
+                    judged = answer["steps"][1:]
+                    right = [step for step in judged if is_right(step, [culprit])]
+                    costs = sorted(step["cost_ns"] / culprit.extra_ns for step in right) or [0.0]
                     near = sum(abs(cost - 1) <= 0.2 for cost in costs)
                     by_duration, by_self = (
-                        usual_right(dataset, f"{what}_ns", [culprit]) for what in ("duration", "self")
+                        usual_right(dataset, f"{column}_ns", [culprit]) for column in ("duration", "self")
                     )
                     print(
-                        f"{kind:6} {ranks:5} {phase:8} {milliseconds:4}  {right}/{len(told)}  {costs[0]:.2f} to "
+                        f"{kind:6} {ranks:5} {phase:8} {milliseconds:4}  {len(right)}/{len(judged)}  {costs[0]:.2f} to "
                         f"{costs[-1]:.2f}, within 20 %: {near}; by durations {by_duration}, self times {by_self}",
                         flush=True,
                     )
@@ -149,97 +148,102 @@ def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) 
     ]
     rings, dataset = folder / "rings", folder / "dataset"
     rings.mkdir()
-    begin = time.perf_counter()
+    start = time.perf_counter()
     MadeJob(template, ranks, steps, culprits).write(rings)
     size = sum(path.stat().st_size for path in rings.iterdir())
-    took = time.perf_counter() - begin
-    print(f"{ranks:,} ranks × {steps} steps of {kind}: rings of {size / 1e9:.2f} GB in {took:.0f} s", flush=True)
+    seconds = time.perf_counter() - start
+    print(f"{ranks:,} ranks × {steps} steps of {kind}: rings of {size / 1e9:.2f} GB in {seconds:.0f} s", flush=True)
     _, seconds, memory = command("pack", rings, "-o", dataset)
-    spans = sum(one.spans for one in DatasetTables(dataset).ranks)
+    spans = sum(rank.spans for rank in DatasetTables(dataset).ranks)
     nbytes = sum(path.stat().st_size for path in (dataset / "spans").iterdir())
-    other = sum(path.stat().st_size for path in (dataset / "collectives").iterdir())
+    collective_bytes = sum(path.stat().st_size for path in (dataset / "collectives").iterdir())
     print(
         f"pack: {seconds:.0f} s, largest process {memory:,.0f} MB; {spans:,} spans, {nbytes / spans:.2f} bytes each; "
-        f"collectives {other / 1e6:,.0f} MB",
+        f"collectives {collective_bytes / 1e6:,.0f} MB",
         flush=True,
     )
     text, seconds, memory = command("slow", dataset, "--format", "json")
     answer = json.loads(text)
-    told = answer["steps"][1:]
-    right = sum(is_right(step, culprits) for step in told)
-    print(f"slow: {seconds:.1f} s, largest process so far {memory:,.0f} MB; right in {right} of {len(told)} steps")
-    for one in answer["late_ranks"][:4]:
-        module = one["modules"][0]
+    judged = answer["steps"][1:]
+    right = sum(is_right(step, culprits) for step in judged)
+    print(f"slow: {seconds:.1f} s, largest process so far {memory:,.0f} MB; right in {right} of {len(judged)} steps")
+    for rank in answer["late_ranks"][:4]:
+        module = rank["modules"][0]
         print(
-            f"  rank {one['rank']}: {one['steps']} steps, {one['cost_ns'] / 1e6 / one['steps']:.2f} ms each, "
-            f"{module['fqn']} {module['phase']}, {'slow' if one['is_slow'] else 'now and then'}"
+            f"  rank {rank['rank']}: {rank['steps']} steps, {rank['cost_ns'] / 1e6 / rank['steps']:.2f} ms each, "
+            f"{module['fqn']} {module['phase']}, {'slow' if rank['is_slow'] else 'now and then'}"
         )
     print(
-        "  made:",
-        *(f"rank {one.rank} {one.fqn} {one.phase} {one.extra_ns / 1e6:g} ms every {one.every};" for one in culprits),
+        "  injected:",
+        *(
+            f"rank {made.rank} {made.fqn} {made.phase} {made.extra_ns / 1e6:g} ms every {made.every};"
+            for made in culprits
+        ),
     )
     _, seconds, _ = command("query", dataset, "SELECT count(*), avg(self_ns) FROM spans WHERE step BETWEEN 40 AND 41")
     print(f"query of two steps: {seconds:.2f} s", flush=True)
 
 
 def measure_live(folder: Path, steps: int, ranks: int) -> None:
-    """Real ranks on this machine, which has to be quiet: balanced ones, then with a module that is asleep or busy."""
+    """Run real ranks on this machine, which must be idle: balanced jobs, then jobs with a delay in a module."""
     print(
-        "job, ranks, module: steps that name rank and module, of these with a cost within 20 % of what it was told to "
-        "take, and of what it took; the same of the steps in which it was told to take 3 times what all vary by; usual "
-        "way: rank, both"
+        "job, ranks, module: steps that name rank and module, those with a cost within 20 % of the injected delay, and "
+        "of the measured delay; the same for steps with a delay of at least 3 times the usual variation; usual method: "
+        "rank, both"
     )
-    made: list[tuple[str, str, int]] = [("", "", 0)]
-    made += [(*what, one) for what in (("forward", "sleep"), ("backward", "busy")) for one in (1, 5, 50)]
+    delays: list[tuple[str, str, int]] = [("", "", 0)]
+    delays += [(*kind, ms) for kind in (("forward", "sleep"), ("backward", "busy")) for ms in (1, 5, 50)]
     for kind in (*KINDS, *PIPELINES):
-        for phase, how, milliseconds in made:
-            own = folder / f"live-{kind}-{ranks}-{phase}-{milliseconds}"
-            own.mkdir()
+        for phase, how, milliseconds in delays:
+            job_folder = folder / f"live-{kind}-{ranks}-{phase}-{milliseconds}"
+            job_folder.mkdir()
             name = f"{4 * (ranks - 1) + 2 if kind in PIPELINES else 2}.up"
-            run_ranks(own, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ()))
-            answer = json.loads(command("slow", own, "--format", "json")[0])
-            told = answer["steps"][1:-1]  # behind the last step stands a barrier
-            slow = [one["rank"] for one in answer["late_ranks"] if one["is_slow"]]
+            run_ranks(
+                job_folder, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ())
+            )
+            answer = json.loads(command("slow", job_folder, "--format", "json")[0])
+            judged = answer["steps"][1:-1]  # the last step contains a barrier
+            slow = [rank["rank"] for rank in answer["late_ranks"] if rank["is_slow"]]
             if not phase:
-                late = sum(step["verdict"] == "late" for step in told)
-                print(f"{kind:5} {ranks} balanced: slow {slow}, late {late} of {len(told)}", flush=True)
+                late = sum(step["verdict"] == "late" for step in judged)
+                print(f"{kind:5} {ranks} balanced: slow {slow}, late {late} of {len(judged)}", flush=True)
                 continue
             culprit = Culprit(ranks - 1, f"Sequential.{name}", phase, milliseconds * MS)
-            wanted = milliseconds * MS * (MICRO_BATCHES if kind in PIPELINES else 1)
-            spent = json.loads((own / SPENT).read_text())
-            large = [step for step in told if wanted >= 3 * max(step["noise_ns"], step["bound_ns"])]
-            pack(find_rank_recordings(own), own / "dataset", processes=1)
+            delay_ns = milliseconds * MS * (MICRO_BATCHES if kind in PIPELINES else 1)
+            spent = json.loads((job_folder / SPENT).read_text())
+            large = [step for step in judged if delay_ns >= 3 * max(step["noise_ns"], step["bound_ns"])]
+            pack(find_rank_recordings(job_folder), job_folder / "dataset", processes=1)
             by_duration, by_self = (
-                usual_right(own / "dataset", f"{what}_ns", [culprit]) for what in ("duration", "self")
+                usual_right(job_folder / "dataset", f"{column}_ns", [culprit]) for column in ("duration", "self")
             )
             print(
-                f"{kind:5} {ranks} {phase:8} {how:5} {milliseconds:2} ms: {score(told, culprit, wanted, spent)}; "
-                f"of those {score(large, culprit, wanted, spent)}; slow: {slow}; by durations {by_duration}, "
+                f"{kind:5} {ranks} {phase:8} {how:5} {milliseconds:2} ms: {score(judged, culprit, delay_ns, spent)}; "
+                f"of those {score(large, culprit, delay_ns, spent)}; slow: {slow}; by durations {by_duration}, "
                 f"by self times {by_self}",
                 flush=True,
             )
 
 
-def score(steps: list[dict[str, Any]], culprit: Culprit, wanted: int, spent: list[int]) -> str:
+def score(steps: list[dict[str, Any]], culprit: Culprit, delay_ns: int, spent: list[int]) -> str:
     right = [step for step in steps if is_right(step, [culprit])]
-    near = sum(abs(step["cost_ns"] / wanted - 1) <= 0.2 for step in right)
+    near = sum(abs(step["cost_ns"] / delay_ns - 1) <= 0.2 for step in right)
     near_spent = sum(abs(step["cost_ns"] / spent[step["step"]] - 1) <= 0.2 for step in right)
     return f"right {len(right)} of {len(steps)}, cost {near}, {near_spent}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("accuracy", "scale", "live"))
-    parser.add_argument("--ranks", type=int, help="default: 1000; of live 2, no more than there are processors")
+    parser.add_argument("task", choices=("accuracy", "scale", "live"))
+    parser.add_argument("--ranks", type=int, help="default: 1000; for live 2; at most the number of CPUs")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--kind", choices=KINDS, default="ddp")
-    parser.add_argument("--folder", type=Path, help="where there is room; else a temporary one")
+    parser.add_argument("--folder", type=Path, help="folder with enough space; default: a temporary one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modtrace-ranks-", dir=options.folder) as name:
-        if options.what == "accuracy":
+        if options.task == "accuracy":
             measure_accuracy(Path(name), min(options.steps, 20), 4)
-        elif options.what == "live":
+        elif options.task == "live":
             measure_live(Path(name), options.steps, options.ranks or 2)
         else:
             measure_scale(Path(name), options.ranks or 1000, options.steps, options.layers, options.kind)

@@ -1,4 +1,4 @@
-"""What `modtrace where` takes for thousands of ranks, and whether it names the one that keeps the others waiting.
+"""The cost of `modtrace where` for thousands of ranks, and whether it names the rank for which the others wait.
 
 Four ranks on gloo train the demo's GPT under DistributedDataParallel, until rank 3 stays in a module. While they hang,
 their rings are copied, with ranks and groups of a larger job: one rank is a copy of rank 3, the others of ranks 0 to 2.
@@ -31,13 +31,13 @@ from modtrace.live.rank_state import read_rank_state
 from modtrace.ring.file_format import LOG_CHUNK_BYTES, SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
 
-RANKS, STUCK = 4, "GPT.blocks.3.mlp"
+RANKS, STUCK_MODULE = 4, "GPT.blocks.3.mlp"
 RUN_WHERE = """
 import resource, subprocess, sys, time
-begin = time.perf_counter()
+start = time.perf_counter()
 subprocess.run([sys.executable, "-m", "modtrace", "where", *sys.argv[1:]])
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(time.perf_counter() - begin, used.ru_utime + used.ru_stime, used.ru_maxrss, file=sys.stderr)
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss, file=sys.stderr)
 """
 _HEADER = struct.Struct("<8sIIQQQII")
 _RECORD = struct.Struct("<II")
@@ -51,7 +51,7 @@ def train(rank: int, folder: Path, capacity: int, steps: int) -> None:
     with modtrace.record(engine="native", capacity=capacity, ring=folder / f"{rank}.modtrace"):
         for step, (tokens, targets) in enumerate(batches(1, 8, seed=rank)):
             if step == steps and rank == 3:
-                mlp = model.get_submodule(STUCK.removeprefix("GPT."))
+                mlp = model.get_submodule(STUCK_MODULE.removeprefix("GPT."))
                 mlp.forward = lambda x: time.sleep(3600) or x  # type: ignore[func-returns-value]
             optimizer.zero_grad()
             F.cross_entropy(parallel(tokens).flatten(0, 1), targets.flatten()).backward()
@@ -59,7 +59,7 @@ def train(rank: int, folder: Path, capacity: int, steps: int) -> None:
 
 
 def copy_ring(ring: bytes, path: Path, rank: int, ranks: int) -> None:
-    """Write a ring as that of a rank of a larger job."""
+    """Write a copy of a ring as the ring of a rank of a larger job."""
     magic, version, _, capacity, slots, log, length, _ = _HEADER.unpack_from(ring)
     metadata = json.loads(ring[_HEADER.size : _HEADER.size + length]) | {"rank": rank, "world_size": ranks}
     text = json.dumps(metadata).encode()
@@ -74,7 +74,7 @@ def copy_ring(ring: bytes, path: Path, rank: int, ranks: int) -> None:
                 record["ranks"] = f"0-{ranks - 1}"
             text = json.dumps(record).encode()
             file.write(_RECORD.pack(len(text), zlib.crc32(text)) + text)
-        file.truncate(SLOTS_OFFSET + capacity * SLOT_BYTES + LOG_CHUNK_BYTES)  # as a whole one
+        file.truncate(SLOTS_OFFSET + capacity * SLOT_BYTES + LOG_CHUNK_BYTES)  # the size of a complete ring file
 
 
 def wait_for_hang(rings: list[Path]) -> None:
@@ -95,17 +95,17 @@ def measure(rings: list[Path], folder: Path, ranks: int) -> None:
         copy_ring(templates[3 if rank == culprit else rank % 3], copies / f"{rank}.modtrace", rank, ranks)
     files = [str(path) for path in copies.iterdir()]
     megabytes = sum(map(os.path.getsize, files)) / 1e6
-    # From a small process: what begins has the memory of what starts it, for a moment.
+    # From a small process: a child has its parent's memory at first.
     where = subprocess.run([sys.executable, "-c", RUN_WHERE, *files], capture_output=True, text=True)
     wall_s, cpu_s, kilobytes = map(float, where.stderr.split()[-3:])
     said = " ".join(where.stdout.split())
-    named = re.search(rf"rank {culprit} has not called it: in forward .* mlp for", said)
+    is_named = re.search(rf"rank {culprit} has not called it: in forward .* mlp for", said)
     print(
-        f"{ranks:,} ranks, {megabytes:,.0f} MB: {wall_s:.1f} s, {cpu_s:.1f} s of the processor, largest process "
+        f"{ranks:,} ranks, {megabytes:,.0f} MB: {wall_s:.1f} s, {cpu_s:.1f} CPU seconds, largest process "
         f"{kilobytes / 1024:.0f} MB, {len(where.stdout.splitlines())} lines; rank {culprit} and its module: "
-        f"{'named' if named else 'NOT NAMED'}"
+        f"{'is_named' if is_named else 'NOT NAMED'}"
     )
-    if ranks == 1000 or not named:
+    if ranks == 1000 or not is_named:
         print(where.stdout + where.stderr)
     for path in files:
         os.unlink(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scripts.benches.gpu import overhead
-from scripts.benches.gpu.attribution import LEAST, Share, judge
+from scripts.benches.gpu.attribution import MIN_SHARE, Share, judge
 from scripts.benches.gpu.pretended_kernels import with_kernels
 from scripts.benches.gpu.profile_truth import Work, works_of
 from scripts.benches.gpu.times import Compared, Edges, compare, edge_errors
@@ -109,7 +109,7 @@ def test_kernels_under_a_wrong_module_are_wrong(fault: str, slices: list[Any], w
     share = judge(WORKS, merged(*slices))
 
     assert (share.right, share.wrong) == (9000 - wrong, wrong), fault
-    assert share.ratio < LEAST
+    assert share.ratio < MIN_SHARE
 
 
 def test_no_kernel_is_no_success() -> None:
@@ -188,7 +188,7 @@ def test_the_program_runs_on_the_cpu_and_says_so() -> None:
 
     out = run_forked("-m", "scripts.benches.gpu", "all", *options).stdout
 
-    assert "THE CPU: this tries the program and says nothing about a GPU" in out
+    assert "THE CPU: this tests the program, and shows nothing about a GPU" in out
     rows = [line.split(" | ") for line in out.splitlines() if line.startswith(("| ResNet", "| Llama"))]
     assert [row[0] for row in rows] == ["| Llama, checkpointed (reentrant)", "| ResNet"]
     assert all(int(row[1]) > 100 and row[2] == "100.0000%" for row in rows), json.dumps(rows)

@@ -126,11 +126,11 @@ def test_pip_installs_both_in_seconds(installed: Installed) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["--out"], 2, "scripts/wheels: --out wants a value"),
-        (["--platform"], 2, "scripts/wheels: --platform wants a value"),
+        (["--out"], 2, "scripts/wheels: --out needs a value"),
+        (["--platform"], 2, "scripts/wheels: --platform needs a value"),
         (["--out", "/proc/none", "{python}"], 1, "mkdir: cannot create directory"),
-        (["{folder}/none"], 1, "scripts/wheels: {folder}/none is no Python that runs; name the interpreter"),
-        (["{folder}"], 1, "scripts/wheels: {folder} is no Python that runs; name the interpreter"),
+        (["{folder}/none"], 1, "scripts/wheels: {folder}/none is not a Python interpreter; name one of an environment"),
+        (["{folder}"], 1, "scripts/wheels: {folder} is not a Python interpreter; name one of an environment"),
         (["{python}", "{folder}/bare"], 1, "scripts/wheels: {folder}/bare has no torch, which its engine would be for"),
     ],
 )

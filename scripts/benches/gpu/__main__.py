@@ -1,8 +1,8 @@
-"""What can only be known on a GPU: overhead, device times, attribution of kernels, losses.
+"""Measurements that need a GPU: overhead, device times, attribution of kernels, losses.
 
-Each part prints a table and what it must show, and the program exits with 1 where something falls short. With
-`--device cpu` all of it runs at a small size, to try the program: operators that call no other serve as kernels,
-and neither overhead nor times are judged.
+Each part prints a table and its bounds; the program exits with 1 if a figure is out of bounds. With `--device cpu` all
+parts run at a small size, to test the program: operators that call no other operator serve as kernels, and neither
+overhead nor times are judged.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=50257)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=1024, help="tokens")
-    parser.add_argument("--rounds", type=int, default=20, help="of overhead, each with all subjects")
-    parser.add_argument("--steps", type=int, default=10, help="in a group that is timed, or profiled")
-    parser.add_argument("--models", nargs="*", help="of attribution, by part of their names; default: all")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of overhead, each with all subjects")
+    parser.add_argument("--steps", type=int, default=10, help="steps in a timed or profiled group")
+    parser.add_argument("--models", nargs="*", help="models of attribution, by part of their names; default: all")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("there is no GPU that this torch sees; --device cpu tries the program without one")
+        sys.exit("this torch sees no GPU; --device cpu tests the program without one")
     if options.device == "cpu":
-        torch.set_num_threads(1)  # several may share a sum in another way each time: other bits without a recording too
+        torch.set_num_threads(1)  # several threads may split a sum differently each time, and so give other bits
     subject = Subject.of(options)
     print(subject.describe(), flush=True)
     failed = []
     for name in PARTS if options.part == "all" else [options.part]:
         print(f"\n## {name}\n", flush=True)
-        begin = time.monotonic()
-        short = PARTS[name](subject)
-        failed += [f"{name}: {reason}" for reason in short]
-        print(f"\n{name}: {'; '.join(short) or 'as it must be'}, after {time.monotonic() - begin:.0f} s", flush=True)
+        start = time.monotonic()
+        faults = PARTS[name](subject)
+        failed += [f"{name}: {fault}" for fault in faults]
+        print(f"\n{name}: {'; '.join(faults) or 'as it must be'}, after {time.monotonic() - start:.0f} s", flush=True)
     if failed:
-        sys.exit("\n".join(["", "falls short:", *failed]))
+        sys.exit("\n".join(["", "out of bounds:", *failed]))
 
 
 if __name__ == "__main__":

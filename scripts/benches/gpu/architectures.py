@@ -1,4 +1,4 @@
-"""What kernels are attributed on: the project's small models, and those of transformers and timm where they are."""
+"""The models of the attribution of kernels: the project's small models, and models of transformers and timm."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from scripts.benches.gpu.subject import Subject
 from tests.support.models import ARCHITECTURES
 from torch import nn
 
-Made = tuple[nn.Module, Callable[[], torch.Tensor]]
+ModelAndLoss = tuple[nn.Module, Callable[[], torch.Tensor]]
 
-OWN = (
+PROJECT_MODELS = (
     *("GPT", "Llama, checkpointed", "Llama, checkpointed (reentrant)", "mixture of experts"),
     *("encoder-decoder", "ResNet", "ViT", "LSTM"),
 )
 
 
-def made(subject: Subject) -> dict[str, Callable[[], Made]]:
-    """Return models with a function that returns a loss, to be called where `subject.device` is the default one."""
-    models: dict[str, Callable[[], Made]] = {name: ARCHITECTURES[name] for name in OWN}
+def model_makers(subject: Subject) -> dict[str, Callable[[], ModelAndLoss]]:
+    """Return functions that make a model and its loss function; call them while `subject.device` is the default."""
+    models: dict[str, Callable[[], ModelAndLoss]] = {name: ARCHITECTURES[name] for name in PROJECT_MODELS}
     models["124M GPT, bf16"] = lambda: _large(subject)
-    # Beside a torchvision of another torch they fail in other ways than that they are not there.
+    # With a torchvision for another torch, imports raise other exceptions than ImportError.
     try:
         import transformers
 
-        transformers.GPT2LMHeadModel, transformers.BertForMaskedLM  # noqa: B018 (imported when they are asked for)
+        transformers.GPT2LMHeadModel, transformers.BertForMaskedLM  # noqa: B018 (these attributes are imported lazily)
     except Exception as error:
         print(f"without models of transformers: {error}\n")
     else:
@@ -43,7 +43,7 @@ def made(subject: Subject) -> dict[str, Callable[[], Made]]:
     return models
 
 
-def _large(subject: Subject) -> Made:
+def _large(subject: Subject) -> ModelAndLoss:
     model = subject.gpt()
     tokens = torch.randint(subject.vocabulary, (subject.batch, subject.length))
 
@@ -55,7 +55,7 @@ def _large(subject: Subject) -> Made:
     return model, loss
 
 
-def _gpt2(transformers: Any, subject: Subject) -> Made:
+def _gpt2(transformers: Any, subject: Subject) -> ModelAndLoss:
     config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=97, n_positions=32)
     model = transformers.GPT2LMHeadModel(config)
     tokens = torch.randint(97, (2, 32))
@@ -68,7 +68,7 @@ def _gpt2(transformers: Any, subject: Subject) -> Made:
     return model, loss
 
 
-def _bert(transformers: Any) -> Made:
+def _bert(transformers: Any) -> ModelAndLoss:
     config = transformers.BertConfig(
         num_hidden_layers=2, hidden_size=64, num_attention_heads=2, intermediate_size=128, vocab_size=97
     )
@@ -77,7 +77,7 @@ def _bert(transformers: Any) -> Made:
     return model, lambda: model(input_ids=tokens, labels=tokens).loss
 
 
-def _timm(timm: Any, name: str) -> Made:
+def _timm(timm: Any, name: str) -> ModelAndLoss:
     model = timm.create_model(name, num_classes=10)
     images = torch.randn(2, 3, 224, 224)
     return model, lambda: model(images).square().mean()

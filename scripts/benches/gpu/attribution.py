@@ -1,4 +1,4 @@
-"""How much kernel time `modtrace.merge` puts under the right module, on many architectures."""
+"""The share of kernel time that `modtrace.merge` puts under the right module, on many architectures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import torch
-from scripts.benches.gpu.architectures import made
+from scripts.benches.gpu.architectures import model_makers
 from scripts.benches.gpu.pretended_kernels import with_kernels
 from scripts.benches.gpu.profile_truth import (
     Json,
@@ -29,17 +29,18 @@ from torch.profiler import ProfilerActivity, profile
 
 import modtrace
 
-LEAST = 0.999
+MIN_SHARE = 0.999
 
 
 class Share(NamedTuple):
-    """What of the kernels' time is where, ns.
+    """The kernels' time by its attribution, in ns.
 
     Attributes:
-        right: under the innermost module that launched it, in the same phase; under none where none did.
-        wrong: under another one, another phase, or none.
-        unknown: of kernels whose module the trace does not tell; it counts as not right.
-        kernels: how many there are.
+        right: time under the innermost module that launched the kernel, in the same phase; or under no module if no
+            module launched it.
+        wrong: time under another module, in another phase, or under no module.
+        unknown: time of kernels whose module the trace does not show; it counts as not right.
+        kernels: number of kernels.
     """
 
     right: int
@@ -54,7 +55,7 @@ class Share(NamedTuple):
 
 
 def judge(works: Sequence[Work], merged: Json) -> Share:
-    """Hold kernels against the rows of modules that a merged trace has above their streams."""
+    """Compare kernels with the rows of modules above their streams in a merged trace."""
     rows = module_rows(merged["traceEvents"])
     right = wrong = unknown = 0
     for work in works:
@@ -62,21 +63,22 @@ def judge(works: Sequence[Work], merged: Json) -> Share:
         if not work.is_known:
             unknown += length
             continue
-        own = (work.calls[-1][0], work.phase) if work.calls else None
-        held = sum(min(work.end, end) - max(work.start, start) for start, end, name in _over(rows, work) if name == own)
-        if own is None:
-            held = length - sum(min(work.end, end) - max(work.start, start) for start, end, _ in _over(rows, work))
-        right += held
-        wrong += length - held
+        owner = (work.calls[-1][0], work.phase) if work.calls else None
+        overlaps = [(min(work.end, end) - max(work.start, start), name) for start, end, name in _over(rows, work)]
+        right_ns = sum(ns for ns, name in overlaps if name == owner)
+        if owner is None:
+            right_ns = length - sum(ns for ns, _ in overlaps)
+        right += right_ns
+        wrong += length - right_ns
     return Share(right, wrong, unknown, len(works))
 
 
 Piece = tuple[int, int, tuple[str, str]]
-"""When which module is the innermost one, and in which phase."""
+"""Start, end, and the innermost module then with its phase."""
 
 
 def module_rows(events: Sequence[Json]) -> dict[Any, list[Piece]]:
-    """Return the innermost module of each moment, by device and stream."""
+    """Return the intervals with their innermost modules, by device and stream."""
     streams = {}
     for event in events:
         if event.get("name") == "thread_name":
@@ -88,7 +90,7 @@ def module_rows(events: Sequence[Json]) -> dict[Any, list[Piece]]:
         row = streams.get((event.get("pid"), event.get("tid")))
         if event.get("ph") == "X" and row is not None and "fqn" in event["args"]:
             slices[row].append(event)
-    return {row: list(_pieces(of_row)) for row, of_row in slices.items()}
+    return {row: list(_pieces(row_slices)) for row, row_slices in slices.items()}
 
 
 def _pieces(slices: list[Json]) -> Iterator[Piece]:
@@ -114,8 +116,8 @@ def _pieces(slices: list[Json]) -> Iterator[Piece]:
 
 def _over(rows: dict[Any, list[Piece]], work: Work) -> Iterator[Piece]:
     pieces = rows.get(work.row, [])
-    at = max(0, bisect.bisect_right(pieces, work.start, key=lambda piece: piece[0]) - 1)
-    for piece in pieces[at:]:
+    index = max(0, bisect.bisect_right(pieces, work.start, key=lambda piece: piece[0]) - 1)
+    for piece in pieces[index:]:
         if piece[0] >= work.end:
             return
         if piece[1] > work.start:
@@ -123,7 +125,7 @@ def _over(rows: dict[Any, list[Piece]], work: Work) -> Iterator[Piece]:
 
 
 def measure(subject: Subject, model: torch.nn.Module, loss: Callable[[], torch.Tensor], folder: Path) -> Share:
-    """Profile and record some steps, merge, and judge."""
+    """Profile and record a few steps, merge, and judge."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if subject.is_gpu else [])]
     loss().backward()
     subject.synchronize()
@@ -146,23 +148,23 @@ def measure(subject: Subject, model: torch.nn.Module, loss: Callable[[], torch.T
 
 
 def run(subject: Subject) -> list[str]:
-    """Print the shares; return what is below the bound."""
-    short = []
+    """Print the shares; return those below the bound."""
+    faults = []
     if not subject.is_gpu:
-        print("kernels are pretended: each operator that calls no other launches one of its own duration\n")
+        print("kernels are simulated: each operator that calls no other launches a kernel of its own duration\n")
     print("| model | kernels | right | wrong | unknown | |\n| --- | --- | --- | --- | --- | --- |")
-    for name, make in made(subject).items():
+    for name, make in model_makers(subject).items():
         if subject.models and not any(part.lower() in name.lower() for part in subject.models):
             continue
         torch.manual_seed(0)
         with TemporaryDirectory() as folder, torch.device(subject.device):
             share = measure(subject, *make(), Path(folder))
         total = max(1, share.right + share.wrong + share.unknown)
-        enough = share.ratio >= LEAST
+        is_enough = share.ratio >= MIN_SHARE
         print(
             f"| {name} | {share.kernels} | {share.ratio:.4%} | {share.wrong / total:.4%} |"
-            f" {share.unknown / total:.4%} | {'' if enough else 'short'} |",
+            f" {share.unknown / total:.4%} | {'' if is_enough else 'short'} |",
             flush=True,
         )
-        short += [] if enough else [f"{name}: {share.ratio:.4%} under the right module"]
-    return short
+        faults += [] if is_enough else [f"{name}: {share.ratio:.4%} under the right module"]
+    return faults

@@ -1,4 +1,4 @@
-"""Whether a model trains to the same bits with and without a recording; deterministic algorithms are on."""
+"""A comparison of the bits of losses and parameters, with and without a recording, with deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 class WithDropout(nn.Module):
-    """Draws random numbers, so that a recording that draws one too is found."""
+    """Draws random numbers, so that a recording that draws a random number is found."""
 
     def __init__(self, gpt: nn.Module) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class WithDropout(nn.Module):
 
 
 def train(subject: Subject, context: AbstractContextManager[Any], seed: int = 2) -> Trained:
-    """Train from the same start, and return what came out."""
+    """Train from the same start, and return the losses and parameters."""
     model = WithDropout(subject.gpt())
     step = subject.training_step(model)
     torch.manual_seed(seed)
@@ -52,12 +52,12 @@ def train(subject: Subject, context: AbstractContextManager[Any], seed: int = 2)
 
 
 def run(subject: Subject) -> list[str]:
-    """Print the last losses; return what differs."""
+    """Print the last losses; return the contexts with other bits."""
     torch.use_deterministic_algorithms(True)
     try:
         plain = train(subject, nullcontext())
         recorded = {name: train(subject, context()) for name, context in CONTEXTS.items()}
-        other = train(subject, nullcontext(), seed=3)
+        other_seed = train(subject, nullcontext(), seed=3)
     finally:
         torch.use_deterministic_algorithms(False)
     print(f"{subject.steps} steps; the last loss without a recording: {float.fromhex(plain[0][-1]):.9f}\n")
@@ -65,6 +65,6 @@ def run(subject: Subject) -> list[str]:
     for name, trained in recorded.items():
         same = [("the same bits" if a == b else "DIFFERENT") for a, b in zip(trained, plain, strict=True)]
         print(f"| {name} | {same[0]} | {same[1]} |")
-    short = [f"{name}: other bits" for name, trained in recorded.items() if trained != plain]
-    # Else nothing above means anything.
-    return short + (["another seed trains to the same bits"] if other == plain else [])
+    faults = [f"{name}: other bits" for name, trained in recorded.items() if trained != plain]
+    # If another seed gives the same bits, the comparison proves nothing.
+    return faults + (["another seed trains to the same bits"] if other_seed == plain else [])

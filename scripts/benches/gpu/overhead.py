@@ -1,4 +1,4 @@
-"""What recording adds to a step: wall time of groups of steps, from synchronize to synchronize, in rotated rounds."""
+"""The time that recording adds to a step: wall time of groups of steps, between synchronizations, in rotated rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOUNDS = {
 
 
 def contexts(folder: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    """Return what each subject runs under; the last two without a bound are there to compare with."""
+    """Return the context of each subject; the last two have no bound, and serve as comparison."""
     return {
         NONE: nullcontext,
         "native": lambda: modtrace.record(engine="native"),
@@ -41,51 +41,51 @@ def contexts(folder: Path) -> dict[str, Callable[[], AbstractContextManager[Any]
 
 
 def measure(subject: Subject, step: Callable[[], torch.Tensor], context: AbstractContextManager[Any]) -> float:
-    """Return the ns of a group of steps, until all are done."""
+    """Return the duration of a group of steps in ns, until all kernels have ended."""
     with context:
         step()
         subject.synchronize()
-        begin = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         for _ in range(subject.steps):
             step()
         subject.synchronize()
-        return time.perf_counter_ns() - begin
+        return time.perf_counter_ns() - start_ns
 
 
 def short_of(ratios: dict[str, list[float]]) -> list[str]:
-    """Say which medians are above their bounds."""
+    """Return a text for each median above its bound."""
     medians = {name: statistics.median(ratios[name]) for name in BOUNDS}
     return [f"{name} × {medians[name]:.4f}, bound {bound}" for name, bound in BOUNDS.items() if medians[name] > bound]
 
 
 def run(subject: Subject) -> list[str]:
-    """Print the ratios; return what is above its bound, which is nothing on the CPU."""
+    """Print the ratios; return those above their bounds, none on the CPU."""
     model = subject.gpt()
     step = subject.training_step(model)
     with TemporaryDirectory() as folder:
-        made = contexts(Path(folder))
-        names = list(made)
+        makers = contexts(Path(folder))
+        names = list(makers)
         times: dict[str, list[float]] = {name: [] for name in names}
         for name in names:
-            measure(subject, step, made[name]())
+            measure(subject, step, makers[name]())
         for turn in range(subject.rounds):
-            at = turn % len(names)
-            for name in names[at:] + names[:at]:
-                times[name].append(measure(subject, step, made[name]()))
-    # Where the host sets the pace, a step of half the batch takes as long.
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                times[name].append(measure(subject, step, makers[name]()))
+    # If the host limits the speed, a step with half the batch lasts as long.
     half = subject._replace(batch=max(1, subject.batch // 2))
     half_step = half.training_step(model)
-    done, of_half = statistics.median(times[NONE]), min(measure(half, half_step, nullcontext()) for _ in range(3))
-    per_step = done / subject.steps / 1e6
-    print(f"a step without recording: {per_step:.3f} ms, {done / of_half:.2f} times one of half the batch")
+    group_ns, half_ns = statistics.median(times[NONE]), min(measure(half, half_step, nullcontext()) for _ in range(3))
+    step_ms = group_ns / subject.steps / 1e6
+    print(f"a step without recording: {step_ms:.3f} ms, {group_ns / half_ns:.2f} times one of half the batch")
     print(f"{subject.rounds} rounds of {subject.steps} steps each\n")
     print("| | step ratio: median | quarters | bound |\n| --- | --- | --- | --- |")
-    ratios = {name: [one / base for one, base in zip(times[name], times[NONE], strict=True)] for name in names[1:]}
-    for name, of_context in ratios.items():
-        low, middle, high = statistics.quantiles(of_context, n=4)
+    ratios = {name: [ns / base for ns, base in zip(times[name], times[NONE], strict=True)] for name in names[1:]}
+    for name, context_ratios in ratios.items():
+        low, middle, high = statistics.quantiles(context_ratios, n=4)
         print(f"| {name} | {middle:.4f} | {low:.4f}–{high:.4f} | {BOUNDS.get(name, '')} |")
     if not subject.is_gpu:
         print("\nnot judged: this is the CPU")
         return []
-    idle = ["the GPU waits for the host: take a larger --batch"] if done < 1.5 * of_half else []
+    idle = ["the GPU waits for the host: use a larger --batch"] if group_ns < 1.5 * half_ns else []
     return idle + short_of(ratios)

@@ -1,4 +1,4 @@
-"""Kernels for a profile of the CPU: each operator that calls no other launches one of its own duration on a stream."""
+"""Simulated kernels in a profile of the CPU: each operator that calls no other launches one of its own duration."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ _LATENCY_NS, _GAP_NS = 5_000, 1_000
 
 
 def with_kernels(document: Json) -> Json:
-    """Return the trace with a launch inside each such operator, and a kernel behind it, one after the other."""
+    """Return the trace with a launch inside each such operator, and with its kernel after it, one after the other."""
     operators = [event for event in document["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     added: list[Json] = []
-    free = 0
+    free_ns = 0
     for number, operator in enumerate(sorted(leaf_operators(operators), key=lambda event: float(event["ts"])), 1):
         start, end = extent(operator)
-        begin = max(free, start + _LATENCY_NS)
-        free = begin + (end - start) + _GAP_NS
+        launched = max(free_ns, start + _LATENCY_NS)
+        free_ns = launched + (end - start) + _GAP_NS
         thread = {"pid": operator["pid"], "tid": operator["tid"]}
         stream = {"pid": DEVICE, "tid": STREAM}
         added += [
             _event("cuda_runtime", "cudaLaunchKernel", start, start, number) | thread,
-            _event("kernel", operator["name"], begin, free - _GAP_NS, number, device=DEVICE, stream=STREAM) | stream,
+            _event("kernel", operator["name"], launched, free_ns - _GAP_NS, number, device=DEVICE, stream=STREAM)
+            | stream,
         ]
     return document | {"traceEvents": [*document["traceEvents"], *added]}
 

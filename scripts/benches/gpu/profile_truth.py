@@ -1,8 +1,8 @@
-"""Which module launched each kernel, by a way of its own: ranges around calls, correlation ids and sequence numbers.
+"""The module that launched each kernel, found without modtrace: by ranges, correlation ids and sequence numbers.
 
-Hooks open a range of torch.profiler's (`record_function`) around each call, and the exported JSON is read here, with
-nothing of modtrace. A kernel leads by its correlation id to the runtime call that launched it, and that lies in the
-range of a call; or in an autograd node, whose sequence number leads to the operator that made it, which lies in one.
+Hooks open a range of torch.profiler (`record_function`) around each call, and this file reads the exported JSON. The
+correlation id of a kernel gives the runtime call that launched it. That is inside the range of a call, or inside an
+autograd node, whose sequence number gives the operator that made it, and that operator is inside the range of a call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODE = "autograd::engine::evaluate_function: "
 KERNELS = {"kernel", "gpu_memcpy", "gpu_memset"}
 LAUNCHES = {"cuda_runtime", "cuda_driver"}
 Call = tuple[str, int]
-"""A module's qualified name, and which of its calls."""
+"""A module's qualified name, and the number of the call."""
 Json = dict[str, Any]
 
 
@@ -34,11 +34,11 @@ class Work(NamedTuple):
     """A kernel.
 
     Attributes:
-        row: its device and its stream, or what is used instead.
-        start, end: ns, as in the trace.
-        calls: in which it was launched, outermost first; none: outside of all modules.
+        row: its device and its stream; for an operator, its process and its thread.
+        start, end: times in the trace, in ns.
+        calls: the calls in which it was launched, outermost first; empty outside all modules.
         phase: forward, backward or recompute.
-        is_known: whether its owner was found out at all.
+        is_known: whether its owner was found.
     """
 
     row: tuple[Any, Any]
@@ -69,23 +69,23 @@ def extent(event: Json) -> tuple[int, int]:
 
 @contextmanager
 def ranges_around(model: nn.Module) -> Iterator[None]:
-    """Let each call of a module open a range, `truth#NUMBER#NAME`."""
+    """Open a range, `truth#NUMBER#NAME`, around each call of a module."""
     root = type(model).__name__
     paths: dict[nn.Module, list[str]] = defaultdict(list)
     for path, module in model.named_modules(remove_duplicate=False):
         paths[module].append(f"{root}.{path}" if path else root)
     open_ranges: list[tuple[str, Any]] = []
-    last: dict[nn.Module, str] = {}
+    last_names: dict[nn.Module, str] = {}
     numbers = itertools.count()
 
     def enter(module: nn.Module, _inputs: object) -> None:
-        around = open_ranges[-1][0] if open_ranges else ""
-        # One that a forward makes, as a loss of transformers, has no path, and is not to live longer.
+        outer = open_ranges[-1][0] if open_ranges else ""
+        # A module that a forward makes, such as a loss of transformers, has no path, and must not be kept alive.
         name = type(module).__name__
         if module in paths:
-            inside = [path for path in paths[module] if path.startswith(f"{around}.")]
-            # A recomputation begins anywhere; it is known by the name that it had.
-            name = last[module] = (inside or [last.get(module, paths[module][0])])[0]
+            inside = [path for path in paths[module] if path.startswith(f"{outer}.")]
+            # A recompute can start anywhere; it has the last name of the module.
+            name = last_names[module] = (inside or [last_names.get(module, paths[module][0])])[0]
         range_ = record_function(f"{PREFIX}{next(numbers)}#{name}")
         range_.__enter__()
         open_ranges.append((name, range_))
@@ -102,9 +102,9 @@ def ranges_around(model: nn.Module) -> Iterator[None]:
 
 
 def threads_of(profiler: profile) -> dict[str, int]:
-    """Return the number that torch gave to the thread of each range; nodes name the thread that made them by it.
+    """Return torch's number of the thread of each range, which nodes use to name the thread that made them.
 
-    A range has an event of the GPU too, which is of no thread.
+    A range also has an event of the GPU, which belongs to no thread.
     """
     assert profiler.profiler is not None
     events: Any = profiler.profiler.kineto_results
@@ -118,12 +118,12 @@ def read_trace(path: Path) -> Json:
 
 
 def works_of(document: Json, threads: dict[str, int], operators: bool = False) -> list[Work]:
-    """Return the kernels of a trace, in start order, and whose they are.
+    """Return the kernels of a trace, in start order, with their owners.
 
     Args:
         document: the trace.
-        threads: what `threads_of` tells.
-        operators: take operators that call no other in place of kernels.
+        threads: the result of `threads_of`.
+        operators: use operators that call no other operator instead of kernels.
     """
     events = [event for event in document["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     owners = Owners(events, threads)
@@ -142,22 +142,22 @@ def works_of(document: Json, threads: dict[str, int], operators: bool = False) -
     works = []
     for event, launch in pairs:
         start, end = extent(event)
-        owned = None if launch is None else owners.at((launch["pid"], launch["tid"]), ns(launch["ts"]))
-        calls, phase = owned or ((), "")
-        works.append(Work((event["pid"], event["tid"]), start, end, calls, phase, owned is not None))
+        owner = None if launch is None else owners.at((launch["pid"], launch["tid"]), ns(launch["ts"]))
+        calls, phase = owner or ((), "")
+        works.append(Work((event["pid"], event["tid"]), start, end, calls, phase, owner is not None))
     return sorted(works, key=lambda work: work.start)
 
 
 def leaf_operators(events: Sequence[Json]) -> list[Json]:
-    """Return the operators that call no other."""
+    """Return the operators that call no other operator."""
     threads: dict[Any, list[Json]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op" and not event["name"].startswith((NODE, "modtrace.sync#")):
             threads[event["pid"], event["tid"]].append(event)
     leaves = []
-    for of_thread in threads.values():
-        of_thread.sort(key=lambda e: (e["ts"], -e["dur"]))
-        for event, following in itertools.zip_longest(of_thread, of_thread[1:]):
+    for operators in threads.values():
+        operators.sort(key=lambda e: (e["ts"], -e["dur"]))
+        for event, following in itertools.zip_longest(operators, operators[1:]):
             if following is None or ns(following["ts"]) >= extent(event)[1]:
                 leaves.append(event)
     return leaves
@@ -174,7 +174,7 @@ def _innermost_calls(stack: list[Frame]) -> tuple[Call, ...]:
 
 
 class Owners:
-    """Finds whose something is that a thread did at a moment."""
+    """Finds the calls that a thread was in at a moment."""
 
     def __init__(self, events: Sequence[Json], threads: dict[str, int]) -> None:
         self._frames: dict[Any, list[Frame]] = defaultdict(list)
@@ -194,18 +194,18 @@ class Owners:
             elif event.get("cat") == "cpu_op" and event["name"].startswith(NODE):
                 self._frames[thread].append(Frame(*extent(event), None, event))
             elif event.get("cat") == "cpu_op" and "Sequence number" in args and not args.get("Fwd thread id"):
-                # The last one that begins with a number is the one that makes the node.
+                # The last operator that starts with a number makes the node.
                 self._makers[thread, args["Sequence number"]] = ns(event["ts"])
         for frames in self._frames.values():
-            before: Frame | None = None
+            last_node: Frame | None = None
             for frame in frames:
                 if frame.call is None and "Sequence number" in frame.event.get("args", {}):
-                    before = frame
+                    last_node = frame
                 elif frame.call is None:
-                    self._accumulated[id(frame.event)] = before
+                    self._accumulated[id(frame.event)] = last_node
 
     def at(self, thread: Any, moment: int) -> tuple[tuple[Call, ...], str] | None:
-        """Return the calls and the phase; None where that cannot be told."""
+        """Return the calls and the phase; None if they are not known."""
         stack = self._stack(thread, moment)
         calls = _innermost_calls(stack)
         in_backward = any(frame.call is None for frame in stack)
@@ -215,7 +215,7 @@ class Owners:
         return None if made is None else (made, "backward")
 
     def _made_in(self, node: Frame | None) -> tuple[Call, ...] | None:
-        """Return the calls in which a node was made; for one that accumulates, those of the node before it."""
+        """Return the calls in which a node was made; for AccumulateGrad, the calls of the node before it."""
         if node is not None and "Sequence number" not in node.event.get("args", {}):
             node = self._accumulated[id(node.event)]
         if node is None:
@@ -228,26 +228,26 @@ class Owners:
         return _innermost_calls(self._stack(thread, moment))
 
     def _stack(self, thread: Any, moment: int) -> list[Frame]:
-        """Return what is open on a thread, outermost first."""
-        frames, starts, around = self._lookup(thread)
-        at = bisect.bisect_right(starts, moment) - 1
+        """Return the open frames of a thread, outermost first."""
+        frames, starts, parents = self._lookup(thread)
+        index = bisect.bisect_right(starts, moment) - 1
         frames_open = []
-        while at >= 0:
-            if moment < frames[at].end:
-                frames_open.append(frames[at])
-            at = around[at]
+        while index >= 0:
+            if moment < frames[index].end:
+                frames_open.append(frames[index])
+            index = parents[index]
         return frames_open[::-1]
 
     def _lookup(self, thread: Any) -> tuple[list[Frame], list[int], list[int]]:
-        """Return a thread's frames in start order, their starts, and which one each began in, or -1."""
+        """Return a thread's frames in start order, their starts, and the index of the frame parents each, or -1."""
         if thread not in self._known:
             frames = self._frames.get(thread, [])
-            around: list[int] = []
+            parents: list[int] = []
             open_: list[int] = []
             for index, frame in enumerate(frames):
                 while open_ and frames[open_[-1]].end <= frame.start:
                     open_.pop()
-                around.append(open_[-1] if open_ else -1)
+                parents.append(open_[-1] if open_ else -1)
                 open_.append(index)
-            self._known[thread] = frames, [frame.start for frame in frames], around
+            self._known[thread] = frames, [frame.start for frame in frames], parents
         return self._known[thread]

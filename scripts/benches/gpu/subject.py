@@ -1,4 +1,4 @@
-"""What is trained, where, and how often."""
+"""The training of the GPU benchmarks: its model, device and number of steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Subject(NamedTuple):
 
     Attributes:
         device: "cuda" or "cpu".
-        layers, width, vocabulary: of the GPT, whose heads have 64 channels.
-        batch, length: of its tokens.
-        rounds, steps: how often.
-        models: parts of the names of architectures to try; none: all.
+        layers, width, vocabulary: sizes of the GPT, whose heads have 64 channels.
+        batch, length: number of sequences, and of tokens in each.
+        rounds, steps: number of rounds, and of steps in a group.
+        models: parts of the names of architectures to measure; empty: all.
     """
 
     device: str
@@ -37,12 +37,12 @@ class Subject(NamedTuple):
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Subject:
-        """Take the options, on the CPU at most those of a small model."""
-        chosen = {name: getattr(options, name) for name in cls._fields}
+        """Return the subject of the options; on the CPU, sizes are limited to those of a small model."""
+        values = {name: getattr(options, name) for name in cls._fields}
         if options.device == "cpu":
-            small = {"layers": 2, "width": 128, "vocabulary": 512, "batch": 2, "length": 64, "rounds": 2, "steps": 2}
-            chosen |= {name: min(chosen[name], most) for name, most in small.items()}
-        return cls(**{**chosen, "models": tuple(options.models or ())})
+            limits = {"layers": 2, "width": 128, "vocabulary": 512, "batch": 2, "length": 64, "rounds": 2, "steps": 2}
+            values |= {name: min(values[name], limit) for name, limit in limits.items()}
+        return cls(**{**values, "models": tuple(options.models or ())})
 
     @property
     def is_gpu(self) -> bool:
@@ -58,7 +58,7 @@ class Subject(NamedTuple):
         return GPT(self.layers, self.width, heads, self.length, self.vocabulary).to(self.device)
 
     def training_step(self, model: nn.Module) -> Callable[[], torch.Tensor]:
-        """Return a whole step in bf16 autocast, with AdamW, which returns the loss and waits for nothing."""
+        """Return a training step in bf16 autocast, with AdamW, which returns the loss and does not synchronize."""
         torch.manual_seed(1)
         tokens = torch.randint(self.vocabulary, (self.batch, self.length + 1), device=self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=self.is_gpu)
@@ -83,5 +83,5 @@ class Subject(NamedTuple):
         if self.is_gpu:
             device = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
         else:
-            device = "THE CPU: this tries the program and says nothing about a GPU"
+            device = "THE CPU: this tests the program, and shows nothing about a GPU"
         return f"torch {torch.__version__}, Python {platform.python_version()}, {device}\n{size}"

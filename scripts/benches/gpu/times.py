@@ -1,4 +1,4 @@
-"""Device times of a recording against the kernels of a profile of the same steps: durations, and the clock."""
+"""Device times of a recording, compared with the kernels of a profile of the same steps: durations, and the clock."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from torch.profiler import ProfilerActivity, profile
 import modtrace
 from modtrace.timeline import Span
 
-MOST, MOST_PER_CALL_NS = 0.02, 2_000
-"""A module's time may be off by a fiftieth, or by this, where a gap between two kernels is more than that."""
+MAX_ERROR_SHARE, MAX_CALL_ERROR_NS = 0.02, 2_000
+"""Maximum error of a module's time, relative and per call; the larger one counts. A call may include a kernel gap."""
 
 AHEAD_CYCLES = 200_000_000
-"""Before each step, some 0.1 s, in which the host launches what the stream then has to do."""
+"""Length of a GPU sleep before each step, about 0.1 s, in which the host launches the kernels of the step."""
 
 Key = tuple[str, str]
 """A module's qualified name, and the phase."""
 
 
 class Compared(NamedTuple):
-    """A module's time on the device in one phase, ns.
+    """A module's time on the device in one phase, in ns.
 
     Attributes:
-        calls: how many.
-        ours: by the recording's device times.
-        reach: by the profile, from the start of the first kernel to the end of the last one of each call.
-        kernels: the kernels alone.
+        calls: number of calls.
+        ours: time by the recording's device times.
+        reach: time by the profile, from the start of the first kernel to the end of the last kernel of each call.
+        kernels: time of the kernels only.
     """
 
     calls: int
@@ -46,11 +46,11 @@ class Compared(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        return abs(self.ours - self.reach) <= max(MOST * self.reach, MOST_PER_CALL_NS * self.calls)
+        return abs(self.ours - self.reach) <= max(MAX_ERROR_SHARE * self.reach, MAX_CALL_ERROR_NS * self.calls)
 
 
 def by_call(works: Sequence[Work]) -> dict[tuple[str, int, str], list[Work]]:
-    """Return the kernels of each call in each phase, those of the calls inside it too."""
+    """Return the kernels of each call in each phase, including those of inner calls."""
     kernels: dict[tuple[str, int, str], list[Work]] = defaultdict(list)
     for work in works:
         for name, number in work.calls:
@@ -59,13 +59,13 @@ def by_call(works: Sequence[Work]) -> dict[tuple[str, int, str], list[Work]]:
 
 
 def compare(spans: Sequence[Span], works: Sequence[Work]) -> dict[Key, Compared]:
-    """Add up both by module and phase; modules without a span or without a kernel are left out."""
+    """Sum both times by module and phase; modules without a span or without a kernel are left out."""
     ours: dict[Key, int] = defaultdict(int)
     for span in spans:
         ours[span.fqn, span.phase] += span.end_ns - span.start_ns
     truth: dict[Key, list[list[Work]]] = defaultdict(list)
-    for (name, _, phase), of_call in by_call(works).items():
-        truth[name, phase].append(of_call)
+    for (name, _, phase), kernels in by_call(works).items():
+        truth[name, phase].append(kernels)
     return {
         key: Compared(
             len(calls),
@@ -79,11 +79,11 @@ def compare(spans: Sequence[Span], works: Sequence[Work]) -> dict[Key, Compared]
 
 
 class Edges(NamedTuple):
-    """How far spans' edges lie outside the gap between two kernels in which they have to be, ns.
+    """Distances of spans' edges from the gaps between two kernels in which they must be, in ns.
 
     Attributes:
-        errors: 0 within the gap; before it negative.
-        gaps: how long these are: an error below that is not seen.
+        errors: distance from the gap; 0 inside the gap, negative before it.
+        gaps: lengths of the gaps: smaller errors are not seen.
     """
 
     errors: list[int]
@@ -91,12 +91,12 @@ class Edges(NamedTuple):
 
 
 def edge_errors(spans: Sequence[Span], works: Sequence[Work], base_ns: int) -> Edges:
-    """Hold the begin and the end of each forward call's span against the kernels of the call and those beside them."""
+    """Compare the edges of each forward call's span with the kernels of the call and their neighbours."""
     calls = by_call(works)
     rows: dict[Any, list[Work]] = defaultdict(list)
     for work in works:
         rows[work.row].append(work)
-    starts = {row: [work.start for work in of_row] for row, of_row in rows.items()}
+    starts = {row: [work.start for work in row_works] for row, row_works in rows.items()}
     edges = Edges([], [])
 
     def note(moment: int, lowest: int, highest: int) -> None:
@@ -104,21 +104,21 @@ def edge_errors(spans: Sequence[Span], works: Sequence[Work], base_ns: int) -> E
         edges.gaps.append(highest - lowest)
 
     for span in spans:
-        own = calls.get((span.fqn, span.call, span.phase))
-        if span.phase != "forward" or not own:
+        kernels = calls.get((span.fqn, span.call, span.phase))
+        if span.phase != "forward" or not kernels:
             continue
-        row = own[0].row
-        first = bisect.bisect_left(starts[row], own[0].start)
-        last = bisect.bisect_right(starts[row], own[-1].start) - 1
+        row = kernels[0].row
+        first = bisect.bisect_left(starts[row], kernels[0].start)
+        last = bisect.bisect_right(starts[row], kernels[-1].start) - 1
         if first > 0:
-            note(span.start_ns - base_ns, rows[row][first - 1].end, own[0].start)
+            note(span.start_ns - base_ns, rows[row][first - 1].end, kernels[0].start)
         if last + 1 < len(rows[row]):
-            note(span.end_ns - base_ns, own[-1].end, rows[row][last + 1].start)
+            note(span.end_ns - base_ns, kernels[-1].end, rows[row][last + 1].start)
     return edges
 
 
 def profiled(subject: Subject, folder: Path) -> tuple[modtrace.Timeline, list[Work], int]:
-    """Record some steps with device times under the profiler; return both and the base of the profiler's times."""
+    """Record steps with device times under the profiler; return both, and the base of the profiler's times in ns."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if subject.is_gpu else [])]
     model = subject.gpt()
     step = subject.training_step(model)
@@ -131,7 +131,7 @@ def profiled(subject: Subject, folder: Path) -> tuple[modtrace.Timeline, list[Wo
         stack.enter_context(ranges_around(model))
         for _ in range(subject.steps):
             if subject.is_gpu:
-                # The stream is not to wait for the host, which the profiler slows down.
+                # So that the stream does not wait for the host, which the profiler slows down.
                 torch.cuda._sleep(AHEAD_CYCLES)
             step()
             recording.step()
@@ -144,38 +144,38 @@ def profiled(subject: Subject, folder: Path) -> tuple[modtrace.Timeline, list[Wo
 
 
 def run(subject: Subject) -> list[str]:
-    """Print modules beside each other, and the clocks; return what is out of bounds, on the CPU nothing."""
+    """Print a table of modules, and the clock's errors; return the values out of bounds, none on the CPU."""
     with TemporaryDirectory() as folder:
         timeline, works, base_ns = profiled(subject, Path(folder))
     spans = [span for span in timeline.spans if span.track.startswith("gpu ") or not subject.is_gpu]
     compared = compare(spans, works)
-    print("| module | phase | calls | ours, ms | reach of its kernels | off by | kernels alone | |")
+    print("| module | phase | calls | ours, ms | reach of its kernels | error | kernels only | |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    short = []
-    for (name, phase), one in compared.items():
-        off = one.ours / one.reach - 1 if one.reach else 0.0
-        said = "" if one.is_good or not subject.is_gpu else "off"
+    faults = []
+    for (name, phase), times in compared.items():
+        error = times.ours / times.reach - 1 if times.reach else 0.0
+        verdict = "" if times.is_good or not subject.is_gpu else "off"
         print(
-            f"| {name} | {phase} | {one.calls} | {one.ours / 1e6:.3f} | {one.reach / 1e6:.3f} | {off:+.2%} |"
-            f" {one.kernels / 1e6:.3f} | {said} |"
+            f"| {name} | {phase} | {times.calls} | {times.ours / 1e6:.3f} | {times.reach / 1e6:.3f} | {error:+.2%} |"
+            f" {times.kernels / 1e6:.3f} | {verdict} |"
         )
-        short += [] if one.is_good else [f"{name} {phase} off by {off:+.2%}"]
+        faults += [] if times.is_good else [f"{name} {phase} off by {error:+.2%}"]
     if not compared:
         return ["no module has both a span and a kernel"]
     edges = edge_errors(spans, works, base_ns)
     if not edges.errors:
-        return [*short, "no edge of a span is beside a kernel of its call"]
+        return [*faults, "no edge of a span is next to a kernel of its call"]
     errors = sorted(abs(error) for error in edges.errors)
     bound: Any = timeline.metadata.get("device_clock_bound_ns")
     print(f"\nlost: {', '.join(f'{k} {v}' for k, v in timeline.metadata.items() if k.startswith('device_events_'))}")
     print(
         f"clock: {len(errors)} edges, outside their gap between two kernels by {statistics.median(errors):.0f} ns "
         f"median, {errors[-1]} ns at most, all to one side by {statistics.median(edges.errors):+.0f} ns median; gaps "
-        f"{statistics.median(edges.gaps):.0f} ns median; told: {bound} ns at most"
+        f"{statistics.median(edges.gaps):.0f} ns median; reported bound: {bound} ns"
     )
     if not subject.is_gpu:
-        print("spans are those of the thread, kernels are operators that call no other; not judged: this is the CPU")
+        print("spans are the thread's, kernels are operators that call no other; not judged: this is the CPU")
         return []
     if bound is None or errors[-1] > bound:
-        short.append(f"an edge is off by {errors[-1]} ns, bound {bound}")
-    return short
+        faults.append(f"an edge is off by {errors[-1]} ns, bound {bound}")
+    return faults
