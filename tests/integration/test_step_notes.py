@@ -114,6 +114,29 @@ def test_what_the_first_outermost_call_of_a_module_gets_is_noted(engine: EngineN
     assert inputs == {"Takes": [[1, first], [2, first], [4, f"{first}, autocast to bfloat16"], [8, last]]}
 
 
+def test_calls_with_the_inputs_of_an_earlier_one_in_the_step_are_noted(engine: EngineName) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            again = checkpoint(self.other, x + 1, use_reentrant=False)
+            out: torch.Tensor = self.inner(x) + self.inner(x) + self.other(self.other(x)) + again
+            return out
+
+    model, outer = Twice(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(_STEPS):
+            x = outer(torch.ones(2, 4))
+            (model(x).sum() + outer(x).sum()).backward()
+            outer(x)
+            optimizer.step()
+
+    assert recording.timeline().metadata[STEP_NOTES]["same_inputs"] == {"Twice.inner": 4, "Linear": 4}
+
+
 def test_operators_are_counted_where_no_module_and_no_optimizer_runs(engine: EngineName) -> None:
     notes = notes_of(average, engine)
 

@@ -16,6 +16,7 @@ from tests.unit.test_findings_of_calls import with_loss
 
 LOOP = [["mul_", 40, 3 * MS], ["add_", 40, 3 * MS], ["cross_entropy_loss", 2, MS]]
 """Of two steps."""
+SAME = "is called again with the same inputs"
 OTHER = "time outside of modules and ranges (other) takes a large share"
 
 
@@ -91,6 +92,24 @@ def test_a_loss_that_goes_over_the_parameters_counts_from_5_percent_on(calls: in
         "2 ms of 22 ms (medians), 1 ms of it in backward, outside of modules; a step runs 20 × pow, 20 × sum "
         "there, 1 ms: a loop over the 20 parameters"
     ] * is_named
+
+
+def test_what_runs_a_multiple_of_few_parameters_by_chance_is_a_loop_over_something_else() -> None:
+    loop = [["binary_cross_entropy", 2 * 64, 6 * MS], ["add", 2 * 192, 2 * MS]]
+
+    (finding,) = with_loop(4, loop, tensors=12).summary().findings
+
+    assert finding.evidence.endswith("; a step runs 64 × binary_cross_entropy, 192 × add there, 4 ms: a loop")
+
+
+@pytest.mark.parametrize(("again", "before", "ms"), [(2, 0, 2), (1, 0, 1), (1, 12, None), (0, 0, None)])
+def test_calls_with_the_same_inputs_are_computed_again(again: int, before: float, ms: float | None) -> None:
+    same = {"Net.blocks.1": again, "Net.blocks.1.act": again, "Other": 4}
+
+    findings = noted(training(before=before), same_inputs=same).summary().findings
+
+    named = [one[:4] for one in findings if one.what == SAME]
+    assert named == ([] if ms is None else [(SAME, "Net.blocks.1", "forward", ms * MS)])
 
 
 def with_optimizers(stepped: int, first_tensors: int, optimizer_ms: float = 0, steps: int = 10) -> Timeline:

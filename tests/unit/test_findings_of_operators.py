@@ -24,6 +24,9 @@ ATTENTION = "computes attention by hand, with all weights in memory"
 LOOP, DOUBLES = "runs many short operators: a loop in Python", "computes in float64, most others do not"
 MOVES = "copies tensors, or makes them anew, in each call"
 SORTS = "sorts or factorizes in each call"
+HEADS = "computes its attention head by head: a loop"
+PRODUCT = "multiplies and sums (mul, sum) where a product of matrices would do"
+RESIZES = "interpolates or pads tensors for long in each call"
 PYTHON = "spends host time in its own forward, outside of inner modules and operators"
 
 
@@ -59,6 +62,11 @@ def only(timeline: Timeline) -> Finding:
         ([("bmm", 1, 0.3), ("baddbmm", 1, 0.3), ("_softmax", 1, 0.3)], ATTENTION, 4 / 3),
         ([("sort", 1, 0.5), ("gelu", 1, 0.4)], SORTS, 4 * 5 / 9),
         ([("linalg_svd (float64)", 1, 0.4), ("quantile", 1, 0.2), ("gelu", 1, 0.3)], SORTS, 4 * 6 / 9),
+        ([("matmul", 6, 0.3), ("softmax", 3, 0.2), ("add", 3, 0.2), ("linear", 1, 0.2)], HEADS, 4 * 7 / 9),
+        ([("scaled_dot_product_attention", 4, 0.6), ("cat", 1, 0.3)], HEADS, 4),
+        ([("mul", 1, 0.3), ("sum", 1, 0.1), ("index", 2, 0.5)], PRODUCT, 4 * 4 / 9),
+        ([("upsample_bicubic2d", 1, 0.5), ("conv2d", 1, 0.4)], RESIZES, 4 * 5 / 9),
+        ([("pad", 1, 0.3), ("reflection_pad1d", 1, 0.3), ("add", 1, 0.3)], RESIZES, 4 * 6 / 9),
         ([("linear", 1, 0.1)], PYTHON, 4 * (1 - 0.1 - 0.02 - 0.1)),
         ([], PYTHON, 4 * (1 - 0.1)),
     ],
@@ -88,6 +96,13 @@ def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, 
         (1, [("matmul", 1, 0.3), ("softmax", 1, 0.5)]),  # one product
         (1, [("bmm", 4, 0.3), ("softmax", 1, 0.5)]),  # two are of positions
         (1, [("matmul", 2, 0.3), ("softmax", 1, 0.2), ("add", 1, 0.4)]),  # perhaps a bias that is learned
+        (1, [("scaled_dot_product_attention", 2, 0.7), ("linear", 1, 0.2)]),  # its own, and of what was encoded
+        (1, [("mul", 1, 0.2), ("sum", 2, 0.4), ("linear", 1, 0.3)]),
+        (1, [("mul", 1, 0.1), ("sum", 1, 0.1), ("linear", 1, 0.7)]),
+        (1, [("mul", 1, 0.3), ("sum", 1, 0.3), ("rsqrt", 1, 0.3)]),  # a norm
+        (1, [("upsample_nearest2d", 1, 0.4), ("conv2d", 1, 0.5)]),
+        (0.2, [("upsample_nearest2d", 1, 0.15)]),  # 0.8 ms of 9.8
+        (1, [("_pack_padded_sequence", 1, 0.5), ("gru", 1, 0.4)]),
         (0.2, []),  # 0.4 ms of 9.8
     ],
 )

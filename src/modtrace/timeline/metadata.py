@@ -48,6 +48,8 @@ SHAPE_OF_STEP_NOTES = {
     "settings": {str: int},
     # Steps ended and input shapes of a module, if its first call in the step was outermost.
     "inputs": {str: [(int, str)]},
+    # Number of calls in all sampled steps with the inputs of an earlier one in the same step, by module.
+    "same_inputs": {str: int},
     # Number of forward hooks of each module.
     "hooks": {str: int},
     # Percentage of all parameter values that a module has, if it has most of them.

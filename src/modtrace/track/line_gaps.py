@@ -28,8 +28,11 @@ _LIBRARY_PREFIXES = (
 _FILE = re.compile(r"(?<![^/\\])[\w .<>+-]{1,80}\Z")
 """The name of a file, without folders. Other texts come from calls of `compile`; they may be the code itself."""
 _WORK = ("forward", "backward")
+INNER_CALL = "inner call"
+"""The name under which engines report the start of a call inside another call; they do not report its end."""
 _KINDS = frozenset({*_WORK, "step", *CATEGORIES})
 
+_OnCall = Callable[[object, tuple[Any, ...]], object]
 _Gap = tuple[str, str, str, str]
 """Line and kind of the span that ended, line and kind of the span that starts."""
 
@@ -39,11 +42,12 @@ class LineGaps:
 
     A gap after a forward that builds a graph, or before a backward pass, belongs to the part `loss` of a step. A span
     is an outermost call of a module, a backward pass or a range. The thread that starts or ends a span calls this, with
-    the GIL: so no other thread's frames are read, and no frame is kept. `on_call` gets the inputs of calls.
+    the GIL: so no other thread's frames are read, and no frame is kept. `on_call` gets the inputs of outermost calls,
+    `on_any_call` also those of inner ones, which begin as `INNER_CALL`.
     """
 
-    def __init__(self, on_call: Callable[[object, tuple[Any, ...]], object] | None = None) -> None:
-        self._on_call = on_call
+    def __init__(self, on_call: _OnCall | None = None, on_any_call: _OnCall | None = None) -> None:
+        self._on_call, self._on_any_call = on_call, on_any_call
         self._thread: int | None = None
         self._open: list[str] = []
         self._last_end_ns, self._last_end = 0, ("", "")
@@ -82,6 +86,10 @@ class LineGaps:
         """
         now_ns = time.monotonic_ns()
         if threading.get_ident() != self._thread:
+            return
+        if module is not None and self._on_any_call is not None:
+            self._on_any_call(module, inputs)
+        if start_name == INNER_CALL:
             return
         if start_name is not None:
             kind = start_name if start_name in _KINDS else category_of(start_name)

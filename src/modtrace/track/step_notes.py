@@ -22,6 +22,7 @@ from .native.engine import NativeEngine
 from .optimizer_steps import ids_of_parameters
 from .python.engine import PythonEngine
 from .python.operators import OperatorCounts
+from .repeated_calls import RepeatedCalls
 from .sampling import ResidentMemory, RunDelay
 from .unseen import skip_all, unseen_by_modes
 
@@ -84,7 +85,8 @@ class StepNotes:
         self._module_notes: Mapping[str, object] = {}
         self._delays: list[tuple[int, int]] = []
         self._waited_ns = 0
-        self._gaps, self._slow_gaps = LineGaps(self._note_shapes), LineGaps()
+        self._repeated_calls, self._same_inputs = RepeatedCalls(), dict[str, int]()
+        self._gaps, self._slow_gaps = LineGaps(self._note_shapes, self._repeated_calls.note), LineGaps()
         self._shapes_by_module: dict[int, str] = {}
         self._inputs: dict[str, list[tuple[int, str]]] = {}
         self._slow_gap_rows: Sequence[object] = ()
@@ -127,6 +129,7 @@ class StepNotes:
                 self._thread = threading.get_ident()
                 if resident_bytes := self._read_resident_bytes():
                     self._resident_samples.append((self._ended, resident_bytes))
+                self._repeated_calls.begin()
                 self._engine.on_boundary = self._gaps
                 if isinstance(self._operators, OperatorCounts):
                     self._operators.counts_gaps = ended_by not in _UNITS and step_ns <= _MAX_SHORT_STEP_NS
@@ -195,6 +198,7 @@ class StepNotes:
     def _note(self, ended_by: str) -> None:
         self._thread = self._engine.on_boundary = None
         self._gaps.end(ended_by)
+        repeated = self._repeated_calls.end()
         if (counted := self._operators.end_outside()) is None:
             self._module_notes = self._describe_modules()
             self._write()
@@ -205,6 +209,7 @@ class StepNotes:
             total[0] += calls
             total[1] += ns
         self._sample_count += 1
+        self._add_repeated(repeated)
         settings = {
             "anomaly detection": torch.is_anomaly_enabled(),
             "torch.profiler": torch._C._autograd._profiler_enabled(),
@@ -222,6 +227,7 @@ class StepNotes:
             "inside": self._operators_by_module(),
             "lengthen": self._find_growing_lists(),
             "inputs": self._add_shapes(),
+            "same_inputs": self._same_inputs,
             "gaps": self._gaps.count(),
         }
         self._module_notes = self._describe_modules()
@@ -252,6 +258,13 @@ class StepNotes:
                 self._inputs.setdefault(fqn, []).append((self._ended, shapes))
         self._shapes_by_module.clear()
         return self._inputs
+
+    def _add_repeated(self, repeated: Mapping[int, int]) -> None:
+        """Add the number of repeated calls in a sampled step, by module."""
+        for fqn, module in self._modules.called() if repeated else ():
+            count = repeated.get(id(module), 0)
+            if count and (fqn in self._same_inputs or len(self._same_inputs) < _MAX_MODULES):
+                self._same_inputs[fqn] = self._same_inputs.get(fqn, 0) + count
 
     def _operators_by_module(self) -> dict[str, list[tuple[str, int, int]]]:
         """Return rows of the longest modules: all operators (named ""), those on float64, and the longest ones."""

@@ -41,6 +41,7 @@ from ..event_sink import (
     sequence_number,
 )
 from ..greenlets import ThreadNumbers
+from ..line_gaps import INNER_CALL
 from ..naming.module_names import ModuleNames
 from ..torch_ranges import TorchRanges
 from ..unseen import is_backward_compiled, skip_all, skip_frame
@@ -243,6 +244,8 @@ class PythonEngine(SegmentHooks[ThreadState]):
             if (on_boundary := self.on_boundary) is not None:
                 if depth == 1:
                     on_boundary("forward", module, (*args, *kwargs.values()))
+                elif graph_task == NO_GRAPH_TASK:
+                    on_boundary(INNER_CALL, module, (*args, *kwargs.values()))
                 self.operators.enter(name)
             meta, value = enter_kind | bits, frame.index_bits | sequence & SEQUENCE_MASK
             try:

@@ -17,6 +17,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, RecordScope, _Expe
 
 from ..call_patch import Patch, PatchTarget, Wrapper
 from ..event_sink import NO_GRAPH_TASK, EventSink, current_graph_task
+from ..line_gaps import INNER_CALL
 from ..ranges import category_of
 from ..unseen import skip_all, skip_frame
 
@@ -97,7 +98,7 @@ class OperatorCounts:
         self._gaps(name, *call)
         if name is None:
             self.leave()
-        else:
+        elif name != INNER_CALL:
             kind = name if name in _PLACES else category_of(name)
             self.enter(_PLACES.get(kind, self._open[-1] if self._open else _OUTSIDE))
 

@@ -34,6 +34,7 @@ from .occasions import (
     find_slow_steps,
     long_calls_text,
 )
+from .repeated import find_repeated
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
 
@@ -50,6 +51,7 @@ def find_findings(measured: RuleInput) -> list[Finding]:
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
     occasional_parts = {finding.part for finding in occasions}
     slow_steps = list(find_slow_steps(measured, notes, occasional_parts))
+    reruns = list(find_reruns(measured, notes))
     reported = {finding.where for finding in (*outliers, *slow_steps)}
     inside = [finding for finding in find_inside(measured, notes) if finding.where not in reported]
     inside_keys = {(finding.what, finding.where) for finding in inside}
@@ -63,7 +65,7 @@ def find_findings(measured: RuleInput) -> list[Finding]:
         *find_calls_at_once(measured),
         *find_growing_steps(measured, notes),
         *find_larger_inputs(measured),
-        *find_reruns(measured),
+        *reruns,
         *find_large_parts(measured, notes, explained),
         *(finding for finding in find_host_time(measured, notes) if finding.where not in reported and not notes.inside),
         *(
@@ -72,6 +74,7 @@ def find_findings(measured: RuleInput) -> list[Finding]:
             if (finding.where is None or finding.where not in reported)
             and (finding.what, finding.where) not in inside_keys
         ),
+        *find_repeated(measured, notes, reported | {finding.where for finding in reruns}),
         *find_costs(measured),
     )
     return sorted(findings, key=lambda finding: -finding.ns_per_step)[:MAX_FINDINGS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -36,6 +37,13 @@ _ALL_PRODUCTS = _PRODUCTS | {"linear", "addmm", "mm"}
 _ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "_softmax"})
 _NOT_IN_ATTENTION = frozenset({"add", "add_", "dropout"})
 """Operators that `scaled_dot_product_attention` may not save: a learned bias, dropout on a CPU."""
+_MIN_HEADS = 3
+"""Minimum number of attentions in a call for a loop over heads: a decoder's block can have two, its own and that of
+what was encoded."""
+_NORMS = frozenset({"sqrt", "rsqrt", "pow"})
+"""Operators of norms, in which `mul` and `sum` are no product."""
+_RESIZES = re.compile(r"upsample_\w+|(constant_|reflection_|replication_)?pad(_nd|\dd)?")
+"""Names of operators that interpolate or pad."""
 _MIN_TABLE_BACKWARD_RATIO = 10.0
 """Minimum ratio of backward to forward of a table if most of its gradient is for rows that no input names. The rows of
 the input take the same in both."""
@@ -44,6 +52,8 @@ _MIN_SHARE = 0.05
 _MIN_SHARE_WITHOUT_TRAINING = 0.10
 """Minimum share if nothing is trained of Python, and of `cat`, which positions need too. Small transformers spend up to
 0.06 of a generation in Python."""
+_MIN_RESIZE_SHARE = 0.10
+"""Minimum share of a step for interpolation and padding: decoders that double a size have less."""
 _MEAN_FACTOR = 0.5
 """Factor on the minimum share for the mean step: with few steps on a busy machine, the 10th percentiles of module and
 step come from different steps."""
@@ -81,6 +91,7 @@ class _WorkKind(NamedTuple):
         advice: clause after the figures.
         part: part of a step that contains the work.
         min_share_without_training: minimum share of a step if nothing is trained.
+        min_share: minimum share of a step in training.
     """
 
     title: str
@@ -88,6 +99,7 @@ class _WorkKind(NamedTuple):
     advice: str
     part: str = "forward"
     min_share_without_training: float = _MIN_SHARE
+    min_share: float = _MIN_SHARE
 
 
 def _is_loop(work: OwnWork) -> bool:
@@ -125,6 +137,26 @@ def _attention_ns(work: OwnWork) -> float:
     return work.share(lambda name: name not in _ALL_PRODUCTS) * (work.forward_ns + work.backward_ns)
 
 
+def _heads_ns(work: OwnWork) -> float:
+    """Return the time of attention besides linear layers if a call has one attention for each of several heads."""
+    count = sum(operator.calls for operator in work.longest if operator.name in _ATTENTION)
+    is_loop = count >= _MIN_HEADS * work.calls > 0
+    return work.share(lambda name: name != "linear") * (work.forward_ns + work.backward_ns) * is_loop
+
+
+def _product_ns(work: OwnWork) -> float:
+    """Return the time of `mul` and `sum`, with their backward, if they have a large share and are of no norm."""
+    calls = {operator.name.removesuffix(FLOAT64): operator.calls for operator in work.longest}
+    is_product = 0 < calls.get("sum", 0.0) <= calls.get("mul", 0.0) and _NORMS.isdisjoint(calls)
+    share = work.share(lambda name: name.removesuffix(FLOAT64) in ("mul", "sum"))
+    return share * (work.forward_ns + work.backward_ns) if is_product and share >= _MUCH else 0.0
+
+
+def _resizing_ns(work: OwnWork) -> float:
+    share = work.share(lambda name: _RESIZES.fullmatch(name.removesuffix(FLOAT64)) is not None)
+    return share * (work.forward_ns + work.backward_ns) if share >= _MOST else 0.0
+
+
 def _cache_ns(work: OwnWork) -> float:
     """Return the time in which attention without a backward joins tensors, if that is most of its time."""
     if work.backward_ns or _ATTENTION.isdisjoint(operator.name for operator in work.longest):
@@ -157,6 +189,11 @@ _KINDS = (
         "sorts or factorizes in each call", _sorting_ns, "that takes many times as long as what layers consist of"
     ),
     _WorkKind(
+        "computes its attention head by head: a loop",
+        _heads_ns,
+        "one call takes all heads, in a dimension of their own",
+    ),
+    _WorkKind(
         "computes attention by hand, with all weights in memory",
         _attention_ns,
         "scaled_dot_product_attention keeps none (in nn.MultiheadAttention need_weights=False), which is quicker",
@@ -171,6 +208,18 @@ _KINDS = (
         "copies tensors, or makes them anew, in each call",
         lambda work: _move_share(work) * work.forward_ns if _move_share(work) >= _MUCH else 0.0,
         "once is enough for what is the same each time",
+    ),
+    _WorkKind(
+        "multiplies and sums (mul, sum) where a product of matrices would do",
+        _product_ns,
+        "matmul or einsum keeps none of what is summed in memory",
+    ),
+    _WorkKind(
+        "interpolates or pads tensors for long in each call",
+        _resizing_ns,
+        "smaller sizes take less, and what is the same each time is enough once",
+        min_share_without_training=_MIN_RESIZE_SHARE,
+        min_share=_MIN_RESIZE_SHARE,
     ),
     _WorkKind(
         "spends host time in its own forward, outside of inner modules and operators",
@@ -197,7 +246,7 @@ def find_inside(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
                 continue
             work = _sum(measured, chosen_members, notes)
             per_step = kind.ns(work)
-            min_share = _MIN_SHARE if measured.trains else kind.min_share_without_training
+            min_share = kind.min_share if measured.trains else kind.min_share_without_training
             min_ns = max(min_share * step_ns, _MEAN_FACTOR * min_share * mean_step_ns)
             if per_step < max(min_ns, measured.min_ns * measured.samples_per_step):
                 continue

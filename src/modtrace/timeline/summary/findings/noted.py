@@ -21,6 +21,8 @@ _MAX_CALLS_PER_PARAMETER = 4
 """Number of calls in a step that make a loop certain if there are more parameters, or an unknown number of them."""
 _MAX_OTHER_TENSORS = 0.1
 """Maximum number of other tensors, such as buffers, in a loop over parameters: a share of the parameters."""
+_MIN_PARAMETER_LOOP_SHARE = 0.5
+"""Minimum share of the frequent operators' time in those that run for each parameter, to say so."""
 _COPIES = frozenset({"clone", "copy_", "to", "_to_copy"})
 _MIN_SAMPLES = 3
 """Minimum number of sampled steps for a setting to be called always on: a profiler or debugger is on in fewer."""
@@ -54,6 +56,8 @@ _MIN_NEW_SHARE = 0.4
 _MIN_UNTRAINED_SHARE, _PARAMETER_GRADIENT_SHARE = 0.05, 0.5
 """Minimum share of the median step for gradients that no optimizer uses, and minimum share of a module's backward that
 computes gradients of parameters."""
+MIN_SAME_INPUTS = 0.5
+"""Minimum number of calls in a step with the inputs of an earlier one, to report these: not only in some steps."""
 DOUBLES = "computes in float64, most others do not"
 _FLOAT32_SAVING = 0.5
 """Share of the time in float64 that float32 saves."""
@@ -61,7 +65,7 @@ _MIN_DOUBLES_SHARE = 0.05
 """Minimum share of the median step for modules that compute in float64 if most do not."""
 
 
-MOVES = _COPIES | {"contiguous", "float", "double", "half", "bfloat16", "type", "_to_copy", "repeat", "clone"}
+MOVES = _COPIES | {"contiguous", "float", "double", "half", "bfloat16", "type", "repeat", "repeat_interleave", "tile"}
 """Operators that only copy or convert."""
 _MAX_NOTED_MODULES = 64
 """Maximum number of modules whose operators a recording notes."""
@@ -115,6 +119,7 @@ class NotedSteps:
         all_double: whether all parameters are of float64.
         tables: modules with other tensors of float64.
         casts: number of gradients that a backward pass casts in a step, such as after a product with a float64 table.
+        same_inputs: by module, number of calls in a step with the inputs of an earlier one.
         untrained: modules whose parameters could get gradients, but belong to no optimizer.
         size_percent: by module in a list, percent of its siblings' usual number of parameters, if it has another.
         drop: modules that drop values, or normalize them by batch.
@@ -159,6 +164,8 @@ class NotedSteps:
         self.all_double = 0 < notes.get("parameters", 0) == notes.get("float64_parameters", 0)
         self.tables: Sequence[str] = notes.get("tables", ())
         self.casts = sum(in_passes[name].calls for name in ("to", f"to{FLOAT64}") if name in in_passes)
+        same: Mapping[str, int] = notes.get("same_inputs", {})
+        self.same_inputs = {fqn: count / sampled_steps for fqn, count in same.items() if steps > 0}
         self.untrained: Sequence[str] = notes.get("untrained", ())
         self.size_percent: Mapping[str, int] = notes.get("size_percent", {})
         self.drop: Sequence[str] = notes.get("drop", ())
@@ -218,8 +225,11 @@ class NotedSteps:
         text = f"; {_PYTHON_TEXT}" if is_python else ""
         if operators:
             text += f"; a step runs {calls_text(operators)} there, {short_ms(sum(op.ns for op in operators))}"
-        names = [operator.name for operator in operators if _is_over_parameters(operator.calls, tensors)]
-        if not names:
+        over_parameters = [op for op in operators if _is_over_parameters(op.calls, tensors)]
+        names = [operator.name for operator in over_parameters]
+        # With few parameters another loop can run a multiple of their number by chance.
+        ns_over_parameters, loop_ns = (sum(op.ns for op in each) for each in (over_parameters, operators))
+        if not names or ns_over_parameters < _MIN_PARAMETER_LOOP_SHARE * loop_ns:
             return text + (": a loop" if any(operator.calls >= _MANY_IN_LOOP for operator in operators) else "")
         copies = _COPIES - {"to"} if is_python else _COPIES  # `to` that takes hardly any time copies nothing
         over = "copies of" if copies.intersection(names) else "for each of" if is_python else "a loop over"
@@ -249,6 +259,10 @@ class NotedSteps:
     def size_text(self, fqn: str) -> str:
         """Return a clause with a module's size relative to its siblings; empty if they have the same size."""
         return f"has {self.size_percent[fqn] / 100:.2g} times their parameters" if fqn in self.size_percent else ""
+
+    def same_inputs_text(self, fqn: str) -> str:
+        """Return a clause if a module gets the same inputs several times in most steps."""
+        return "with the same inputs" if self.same_inputs.get(fqn, 0.0) >= MIN_SAME_INPUTS else ""
 
     def hooks_text(self, fqn: str) -> str:
         """Return a clause with the number of a module's forward hooks; empty if it has none."""

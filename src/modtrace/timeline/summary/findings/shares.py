@@ -354,7 +354,7 @@ def _waits_in_forward(measured: RuleInput) -> float:
     return min(waits_ns, max(0.0, float(np.dot(a_call, measured.calls)) - forward_ns))
 
 
-def find_reruns(measured: RuleInput) -> Iterator[Finding]:
+def find_reruns(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that run more often than they must: extra runs, recompute, loops, parametrizations."""
     seen: set[str] = set()
     # Nodes of compiled autograd are not recorded: its backward may belong to any graph.
@@ -379,6 +379,10 @@ def find_reruns(measured: RuleInput) -> Iterator[Finding]:
             evidence = f"forward {times_text(calls / measured.steps)} a step, backward "
             evidence += f"{times_text(backwards / measured.steps)}; "
             evidence += f"forwards without a backward take {short_ms(plain_ns / plain_calls)} each"
+            evidence += (
+                f"; {'all' if unused >= plain_calls else 'some'} of these build a graph in vain" if unused else ""
+            )
+            evidence += f"; {same}" if (same := notes.same_inputs_text(row.fqn)) else ""
             title = "runs forward more often than backward"
             yield measured.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
         seen.add(row.fqn)

@@ -184,6 +184,7 @@ def _time_finding(measured: RuleInput, outlier: _Outlier, notes: NotedSteps, ns:
         title = "is called more often than its siblings"
     if has_more_calls:
         clauses.append(f"called {times_text(calls)} a step, they {times_text(usual_calls)}")
+        clauses.append(notes.same_inputs_text(row.fqn))
     else:
         is_own = _is_own(measured, row, siblings, part)
         clauses.append(f"mostly its own {part}, outside of inner modules" if is_own else f"mostly {part}")

@@ -389,8 +389,9 @@ PyRef ask(Session& session, const PyRef& function, PyObject* first = nullptr, Py
           PyObject* third = nullptr);
 
 // Tells Python what begins here outside of the thread's calls of modules, or with null that it ends, where a step is
-// looked at; of a call its module and the tuple of what that gets. A pending error stays; else an interrupt meanwhile
-// is pending then, and who calls this raises it. The session may end in there. Needs the interpreter's lock.
+// looked at; of a call its module and the tuple of what that gets. Of calls inside others only the begin is told, as
+// kInnerCall. A pending error stays; else an interrupt meanwhile is pending then, and who calls this raises it. The
+// session may end in there. Needs the interpreter's lock.
 void ask_at_boundary(Session& session, const char* begins, PyObject* module = nullptr, PyObject* inputs = nullptr);
 inline void tell_boundary(Session& session, const char* begins) {
   if (C10_UNLIKELY(static_cast<bool>(session.on_boundary))) ask_at_boundary(session, begins);

@@ -16,6 +16,7 @@ namespace modtrace {
 namespace {
 
 constexpr int64_t kNotFound = -1;
+constexpr char kInnerCall[] = "inner call";  // see INNER_CALL in line_gaps.py
 
 // Asks Python for the name that the module has below the open calls; kNotFound where that failed or the session ended.
 int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, int64_t parent) {
@@ -155,10 +156,12 @@ bool enter(PyObject* module, const Inputs& inputs) {
       if (!is_active(*session)) return false;
     }
   }
-  if (C10_UNLIKELY(static_cast<bool>(session->on_boundary)) && thread.open_calls.empty()) {
+  if (C10_UNLIKELY(static_cast<bool>(session->on_boundary)) &&
+      (thread.open_calls.empty() || graph_task == kNoGraphTask)) {
     const PyRef values = inputs.as_tuple();
     if (!values) PyErr_Clear();  // without memory it is not noted what the call gets
-    ask_at_boundary(*session, "forward", values ? module : nullptr, values.get());
+    const char* begins = thread.open_calls.empty() ? "forward" : kInnerCall;
+    ask_at_boundary(*session, begins, values ? module : nullptr, values.get());
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr) || !is_active(*session)) return false;
   }
   int64_t& calls = (recompute ? session->recompute_calls : session->forward_calls)[name_id];

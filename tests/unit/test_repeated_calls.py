@@ -1,0 +1,93 @@
+"""Calls that get what the module has got in the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from modtrace.track.repeated_calls import RepeatedCalls
+
+
+def again(module: nn.Module, *calls: tuple[Any, ...]) -> int:
+    repeated = RepeatedCalls()
+    repeated.begin()
+    for inputs in calls:
+        repeated.note(module, inputs)
+    return sum(repeated.end().values())
+
+
+def test_calls_with_the_same_tensors_and_plain_values_are_counted() -> None:
+    x, y, linear = torch.ones(2), torch.ones(2), nn.Linear(2, 2)
+
+    assert again(linear, (x,), (x,), (x,)) == 2
+    assert again(linear, (x, (y, None), 3), (x, (y, None), 3)) == 1
+    assert again(nn.ReLU(), (x,), (x,)) == 1
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda x, y: [(x,), (y,)],
+        lambda x, y: [(x, 1), (x, 2)],
+        lambda x, y: [(x, 1), (x, True)],
+        lambda x, y: [(x,), (x, y)],
+        lambda x, y: [(x, [1]), (x, [1])],  # what a list holds may be another by then
+        lambda x, y: [(3,), (3,)],
+    ],
+)
+def test_calls_with_others_are_not(inputs: Callable[..., list[tuple[Any, ...]]]) -> None:
+    assert again(nn.Linear(2, 2), *inputs(torch.ones(2), torch.ones(2))) == 0
+
+
+def test_what_was_written_meanwhile_is_another_input() -> None:
+    x, linear = torch.ones(2), nn.Linear(2, 2)
+    repeated = RepeatedCalls()
+    repeated.note(linear, (x,))
+    x.add_(1)
+    repeated.note(linear, (x,))
+    with torch.no_grad():
+        linear.weight.add_(1)
+    repeated.note(linear, (x,))
+    with torch.no_grad():
+        repeated.note(linear, (x,))
+
+    assert repeated.end() == {}
+
+
+def test_a_tensor_at_the_address_of_one_that_died_is_another_input() -> None:
+    linear, repeated = nn.Linear(2, 2), RepeatedCalls()
+    for _ in range(50):
+        repeated.note(linear, (torch.ones(2),))
+
+    assert repeated.end() == {}
+
+
+def test_what_drops_values_or_keeps_no_version_computes_something_else() -> None:
+    x, drops = torch.ones(2), nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+
+    assert again(drops, (x,), (x,)) == 0
+    assert again(drops.eval(), (x,), (x,)) == 1
+    with torch.inference_mode():
+        assert again(drops, (torch.ones(2),), (torch.ones(2),)) == 0
+        own = torch.ones(2)
+        assert again(drops, (own,), (own,)) == 0
+
+
+def test_a_step_begins_without_the_calls_of_the_last_one() -> None:
+    x, linear, repeated = torch.ones(2), nn.Linear(2, 2), RepeatedCalls()
+    repeated.note(linear, (x,))
+    repeated.begin()
+    repeated.note(linear, (x,))
+
+    assert repeated.end() == {}
+
+
+def test_a_module_that_holds_itself_is_noted() -> None:
+    x, holder = torch.ones(2), nn.Module()
+    holder._modules["self"] = holder
+
+    assert again(holder, (x,), (x,)) == 1
