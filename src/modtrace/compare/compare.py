@@ -1,4 +1,4 @@
-"""The comparison: recordings of both sides → a verdict per module and phase, and per part of the step."""
+"""The comparison of recordings: a verdict for each module and phase, and for each part of the step."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def diff(
 ) -> Diff:
     """Compare the self time of each module before and after, per step and phase; and the parts of the step.
 
-    The typical time of a module in a recording is the mean of the faster half of its steps. A difference is held
-    against how much typical times differ between recordings of one side; with one recording a side, against how much
-    modules of its size differ. What the machine changed by is taken off first. First steps are left out while they are
-    slower than what follows.
+    The typical time of a module in a recording is the mean of the faster half of its steps. A difference is compared
+    with the differences of typical times between recordings of one side, or, with one recording on a side, of modules
+    of the same size. The machine's change is first subtracted. The first steps are left out while they are slower than
+    later ones.
 
     Args:
-        base: a timeline, any file that `load` takes, a baseline of `save_baseline`, or several of one program: best 5
-            or more a side, recorded in turns.
-        new: the same, after the change.
-        map: names of modules before and what they are called after: `{"GPT.blocks": "GPT.layers"}`; what they
-            contain follows. `Diff.suggested` says which the structure suggests.
-        by: "module", or "class" for what all modules of a class took. A baseline has what it was saved by.
-        step_by: what a step is, as for `Timeline.summary`; a baseline has the steps that it was saved with.
+        base: timeline, file that `load` reads, baseline of `save_baseline`, or several of these of one program: best
+            5 or more on a side, recorded in turns.
+        new: recordings after the change, in the same forms.
+        map: names of modules after, by their names before: `{"GPT.blocks": "GPT.layers"}`; inner modules follow.
+            `Diff.suggested` has the entries that the structure suggests.
+        by: "module", or "class" to add up all modules of a class. A baseline keeps the value that it was saved with.
+        step_by: kind of step, see `Timeline.summary`. A baseline keeps the steps that it was saved with.
 
     Returns:
         The comparison, with a `Change` per module and phase, and per part of the step; times in nanoseconds.
@@ -59,13 +59,13 @@ def diff(
     before, after = (measure_side(side, by, step_by) for side in (base, new))
     runs = [run for run, _ in before], [run for run, _ in after]
     comparison = compare_runs(*runs, map or {})
-    # The page shows of each side the step that is nearest the typical one of all its recordings.
-    shown = _nearest(before, comparison.step.base_ns), _nearest(after, comparison.step.new_ns)
+    # The page shows from each side the step nearest to the typical one of all its recordings.
+    steps = _nearest(before, comparison.step.base_ns), _nearest(after, comparison.step.new_ns)
     comparison = replace(comparison, by=by)
-    if shown[0] is None or shown[1] is None:
+    if steps[0] is None or steps[1] is None:
         return comparison
     names = {**(map or {}), **names_in_functions(*runs)}, names_in_functions(*runs[::-1])
-    return replace(comparison, _sides=(shown[0]._replace(renamed=names[0]), shown[1]._replace(renamed=names[1])))
+    return replace(comparison, _sides=(steps[0]._replace(renamed=names[0]), steps[1]._replace(renamed=names[1])))
 
 
 def save_baseline(
@@ -78,13 +78,13 @@ def save_baseline(
     """Save the times of modules to a small JSON file, which `diff` accepts as `base` or `new`.
 
     Args:
-        recordings: a timeline, any file that `load` takes, or several of one program: best 5 or more.
-        path: the file to write.
-        by: as for `diff`.
-        step_by: as for `diff`.
+        recordings: timeline, file that `load` reads, or several of these of one program: best 5 or more.
+        path: file to write.
+        by: "module" or "class", see `diff`.
+        step_by: kind of step, see `diff`.
 
     Returns:
-        What each recording says.
+        The measurements of each recording.
 
     Raises:
         ModtraceError: a recording has no whole steps, or a file cannot be read.
@@ -98,19 +98,19 @@ def save_baseline(
 def measure_side(
     side: Recorded | Sequence[Recorded], by: GroupBy = "module", step_by: str | None = None
 ) -> list[tuple[RunTimes, TypicalStep | None]]:
-    """Measure the recordings of a side, one after the other, so that one is in memory at a time.
+    """Measure the recordings of a side, one after the other, so that only one is in memory at a time.
 
-    It returns of each its times and its typical step, which a baseline does not have. Raises ModtraceError if there is
-    none, one has no whole steps, or a file cannot be read.
+    Return the times and the typical step of each; a baseline has no step. Raises ModtraceError if there is no
+    recording, one has no whole steps, or a file cannot be read.
     """
     recorded = [side] if isinstance(side, (Timeline, str, os.PathLike)) else list(side)
     if not recorded:
         raise ModtraceError("there is nothing to compare: give a recording for each side")
-    return [measured for recording in recorded for measured in _measure(recording, by, step_by)]
+    return [times for recording in recorded for times in _measure(recording, by, step_by)]
 
 
 def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tuple[RunTimes, TypicalStep | None]]:
-    """Measure one recording, or read those of a baseline; an error names the file."""
+    """Measure one recording, or read the recordings of a baseline; an error names the file."""
     if isinstance(recording, Timeline):
         return [(run_times.measure_run(recording, by, step_by), cut_typical_step(recording, by, step_by))]
     if run_times.is_baseline(recording):
@@ -123,13 +123,13 @@ def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tupl
 
 
 def _nearest(side: Sequence[tuple[RunTimes, TypicalStep | None]], step_ns: int) -> TypicalStep | None:
-    return min((shown for _, shown in side if shown), key=lambda shown: abs(shown.duration_ns - step_ns), default=None)
+    return min((step for _, step in side if step), key=lambda step: abs(step.duration_ns - step_ns), default=None)
 
 
 def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed: Mapping[str, str]) -> Diff:
-    """Compare measured recordings, at least one a side; `renamed` has names before and what they are called after.
+    """Compare measured recordings, at least one on each side; `renamed` has names after by names before.
 
-    Raises ModtraceError if that gives two modules one name, or names a module that is missing.
+    Raises ModtraceError if two modules get one name, or if `renamed` has the name of a missing module.
     """
     names_of = [
         {name for run in side for fqn in run.classes for name in run_times.names_around(fqn)}
@@ -141,7 +141,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
                 raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
     before = [run_times.renamed_run(run, renamed) for run in before]
     names_before, names_after = names_in_functions(before, after), names_in_functions(after, before)
-    given = len(before), len(after)
+    counts = len(before), len(after)
     before = _without_copies([run_times.renamed_run(run, names_before) for run in before])
     after = _without_copies([run_times.renamed_run(run, names_after) for run in after])
     folded_before, folded_after, inside = fold_regions(before, after)
@@ -153,7 +153,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         new_steps=sum(run.steps for run in after),
         warm_up=sum(run.warm_up for run in (*before, *after)),
         runs=(len(before), len(after)),
-        copies=(given[0] - len(before), given[1] - len(after)),
+        copies=(counts[0] - len(before), counts[1] - len(after)),
         on_both_sides=sum(run in after for run in before),
         environment=_environments(folded_before, folded_after),
         suggested=suggest_renames(before[0], after[0]),
@@ -166,7 +166,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
 
 
 def _changed_classes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
-    """Return the class before and after of each module that has another one; a model's class is its name."""
+    """Return the classes before and after of modules whose class changed, except models: their class is their name."""
     old, new = (run_times.texts_by_key(run.classes for run in side) for side in (before, after))
     return {
         fqn: (min(old[fqn]), min(new[fqn]))
@@ -191,15 +191,15 @@ def _peak_changes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> list
 
 
 def _without_copies(side: Sequence[RunTimes]) -> list[RunTimes]:
-    """Return each recording once: a copy says nothing about how much recordings differ."""
+    """Return the recordings without copies, which say nothing about the noise."""
     return [run for index, run in enumerate(side) if run not in side[:index]]
 
 
 def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
-    """Return what differs between the sides: of each key the texts before and after."""
+    """Return the texts before and after of each key whose texts differ between the sides."""
     differing = dict[str, tuple[str, str]]()
     for key in dict.fromkeys(key for run in (*before, *after) for key in run.environment):
-        # An exact value is left out of recordings that did not count it.
+        # Recordings that did not count an exact value lack it.
         missing = "" if key.startswith(run_times.EXACT_VALUE_PREFIXES) else "?"
         texts = ([run.environment.get(key, missing) for run in side] for side in (before, after))
         old, new = (", ".join(filter(None, dict.fromkeys(side))) for side in texts)
@@ -209,30 +209,30 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
 
 
 def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
-    """Return names before and what they may be called after: same class, place, contents and calls per step.
+    """Return likely new names by names before, for modules of the same class, place, contents and calls per step.
 
-    If several modules of one shape vanished from one place, as many must have appeared there; they are paired in the
-    order in which they are called. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
+    If several modules of one shape vanished from a place, the same number must have appeared there; they are paired in
+    the order of their calls. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
     """
     before, after = _unmatched(base, new), _unmatched(new, base)
     pairs: dict[str, str] = {}
     stayed = base.classes.keys() & new.classes.keys()
-    around_stayed = {outer for fqn in stayed for outer in run_times.names_around(fqn)}
+    stayed_outer = {outer for fqn in stayed for outer in run_times.names_around(fqn)}
     for place, vanished in before.items():
         appeared = after.get(place, [])
         if len(vanished) == len(appeared):
-            pairs.update(_shortest(*pair, around_stayed) for pair in zip(vanished, appeared, strict=True))
-    inside, came = _inside(base, pairs), new.classes.keys() - stayed
-    # What is inside must be called so on the other side, more than stayed there.
+            pairs.update(_shortest(*pair, stayed_outer) for pair in zip(vanished, appeared, strict=True))
+    inside, appeared_fqns = _inside(base, pairs), new.classes.keys() - stayed
+    # More of the inner modules must have the new name on the other side than kept their old one.
     return {
         old: to
         for old, to in pairs.items()
-        if len({to + fqn[len(old) :] for fqn in inside[old]} & came) > len(stayed.intersection(inside[old]))
+        if len({to + fqn[len(old) :] for fqn in inside[old]} & appeared_fqns) > len(stayed.intersection(inside[old]))
     }
 
 
 def _inside(run: RunTimes, outer: Container[str]) -> dict[str, list[str]]:
-    """Return the names of the modules that are, or are in, each of these."""
+    """Return by name in `outer` the names of that module and of those inside it."""
     inside: dict[str, list[str]] = {}
     for fqn in run.classes:
         for name in run_times.names_around(fqn):
@@ -242,7 +242,7 @@ def _inside(run: RunTimes, outer: Container[str]) -> dict[str, list[str]]:
 
 
 def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[str]]:
-    """Return the outermost modules that the other side lacks, by what is around them and what is in them."""
+    """Return the outermost modules that the other side lacks, by their parent and contents."""
     calls: dict[str, list[tuple[str, int]]] = {}
     for (fqn, phase), module in run.modules.items():
         calls.setdefault(fqn, []).append((phase, module.calls))
@@ -254,7 +254,7 @@ def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[
     }
     unmatched: dict[tuple[object, ...], list[str]] = {}
     for fqn, inside in _inside(run, outermost).items():
-        # A model's class is its name: if that changed, what it contains must be the same.
+        # A model's class is its name: if that changed, its contents must be the same.
         shape = [(name[len(fqn) :], run.classes[name] if "." in name else "", *calls.get(name, ())) for name in inside]
         if "." in fqn or len(inside) > 1:
             unmatched.setdefault((*outermost[fqn], *shape), []).append(fqn)
@@ -262,7 +262,7 @@ def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[
 
 
 def _shortest(old: str, new: str, stayed: Container[str]) -> tuple[str, str]:
-    """Return both names of a module without the ends in which they agree, as far as no name around has `stayed`."""
+    """Return both names of a module without their common end, up to a name that is in `stayed`."""
     while True:
         (old_outer, _, old_end), (new_outer, _, new_end) = old.rpartition("."), new.rpartition(".")
         if not (old_outer and new_outer) or old_end != new_end or old_outer in stayed:

@@ -1,4 +1,4 @@
-"""`Diff`, the result of a comparison: its sentences and tables, and the forms they are written in."""
+"""`Diff`, the result of a comparison: its sentences and tables, and the formats that it writes."""
 
 import fnmatch
 import html
@@ -34,7 +34,7 @@ from ..timeline.summary.findings import findings_lines
 from ..timeline.summary.overview import shortened
 from ..write import write
 from ..write.html import write_html
-from .change_findings import CAUSES, TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
+from .change_findings import CAUSES, MODULE_PARTS, closing_words, compared_words, compiled_words, find_changes
 from .noise import MIN_MODULES
 from .regions import REGION_COLUMNS, RegionChange, region_changes
 from .run_times import names_around
@@ -42,11 +42,10 @@ from .side_by_side import TypicalStep, compared, side_by_side
 from .verdicts import FLOOR, MIN_STEPS, Cause, Change, PeakChange
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
-"""The suffixes that `Diff.save` knows."""
-
-_RELATED = 0.1
-_NAMED = 3
-"""Number of modules that some recordings lack, and of changed parts, that are named."""
+"""Suffixes of the formats that `Diff.save` writes."""
+_MIN_COMMON_SHARE = 0.1
+_MAX_NAMES = 3
+"""Maximum number of names of modules that some recordings lack, of changed parts, and of changed peaks."""
 _MAX_DIFFERENCES = 10
 
 
@@ -87,37 +86,36 @@ class Diff:
     """Two sets of recordings, compared.
 
     Attributes:
-        changes: one per module and phase: first what is called differently, then what is slower or faster, then the
-            rest; the largest cost of each first.
-        step: the step as a whole, at the speeds that the machine had.
-        base_steps: how many steps before were compared.
-        new_steps: how many after.
-        warm_up: how many steps at the beginnings were left out.
-        common_ratio: by what factor modules in general became slower; 1 if fewer than 6 modules and phases are
+        changes: one per module and phase: first modules with changed calls, then slower or faster ones, then the
+            others; the largest cost of each first.
+        step: the step as a whole, as measured, with the machine's change.
+        base_steps: number of compared steps before.
+        new_steps: number of compared steps after.
+        warm_up: number of first steps that were left out.
+        common_ratio: factor by which modules in general became slower; 1 if fewer than 6 modules and phases are
             compared.
-        common_cause: what that is. "machine": `changes` and `parts` are without it; "unknown": so are they, as nothing
-            says that the work changed, but what takes longer is not called faster; "either": the optimizer did not
-            change alike, so they are with it, and have a verdict only if it is true in both cases; "work": FLOPs,
-            shapes, calls or bytes say so, and they are with it.
-        compared: how many modules and phases were compared.
-        runs: how many recordings there were, before and after, each counted once.
-        copies: how many more were given that are copies of these.
-        on_both_sides: how many recordings before are among those after too.
-        spread: by what part a module differs from one recording to the next, the median weighted by time.
-        environment: what differs between the sides: of `torch`, `cpu` and the like, and of what modules cost in FLOPs
-            and bytes, the texts before and after.
-        suggested: names before and what they may be called after, as the structure suggests; nothing is compared by it.
-        parts: one per part of the step, such as data loading, in the order of `changes`; none if a baseline has none.
-        peak_bytes: the most memory that all took, and each module, before and after; none if a side has no memory.
-        by: what the changes are of: a "module", or all of a "class", which `fqn` then names.
-        classes: of each module that has another class after, both.
-        compiled: the regions that are compiled before alone, and after alone.
-        inside: the modules of one side in regions inside of which the other has no spans: they are compared as one with
-            the region.
-        lines: between which lines of the program a recording of each side is outside of modules and ranges: the part of
-            the step, where, and nanoseconds; none if that was not noted.
-        selected: True if only some modules are looked at; the step, which has all others in it, then does not count.
-        arguments: of `modtrace diff`, in the commands that findings advise.
+        common_cause: cause of that change. "machine": `changes` and `parts` are without it; "unknown": they are
+            without it too, as no figure shows that the work changed, but a longer time is not called faster;
+            "either": the optimizer did not change alike, so they include it, and have a verdict only if it is true in
+            both cases; "work": FLOPs, shapes, calls or bytes show that the work changed, and they include it.
+        compared: number of compared modules and phases.
+        runs: number of recordings before and after, without copies.
+        copies: number of copies of recordings before and after.
+        on_both_sides: number of recordings before that are also among those after.
+        spread: relative difference of a module between recordings, the median weighted by time.
+        environment: texts before and after of each key that differs: `torch`, `cpu` and the like, and the FLOPs and
+            bytes of modules.
+        suggested: likely new names by names before, by the structure of modules; the comparison does not use them.
+        parts: one per part of the step, such as data loading, in the order of `changes`; empty if a baseline has none.
+        peak_bytes: peaks of memory before and after, of all tensors and of each module; empty if a side has no memory.
+        by: unit of the changes: a "module", or all modules of a "class", whose name is then in `fqn`.
+        classes: classes before and after of each module whose class changed.
+        compiled: regions that are compiled only before, and only after.
+        inside: modules of one side in regions in which the other has no spans: each region is compared as a whole.
+        lines: program lines around time outside modules and ranges, of a recording of each side: part of the step,
+            phrase with the lines, ns; empty if they were not noted.
+        selected: True if `only` selected modules; the step, which contains all others, then does not count.
+        arguments: arguments of `modtrace diff`, for the commands in findings.
 
     Examples:
         >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
@@ -147,30 +145,30 @@ class Diff:
     selected: bool = field(default=False, compare=False)
     arguments: str = field(default="BASE NEW", compare=False)
     _sides: tuple[TypicalStep, TypicalStep] | None = field(default=None, repr=False, compare=False)
-    """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
+    """Typical steps before and after, for pages and traces; None if a side is a baseline."""
 
     def only(self, pattern: str) -> "Diff":
-        """Keep the modules whose fully qualified name matches a shell's pattern; `*` also matches dots."""
+        """Return the comparison of modules whose full name matches a shell pattern; `*` also matches dots."""
         matches = re.compile(fnmatch.translate(pattern)).match
         changes = [change for change in self.changes if matches(change.fqn)]
         peaks = [peak for peak in self.peak_bytes if not peak.fqn or matches(peak.fqn)]
         classes = {fqn: kinds for fqn, kinds in self.classes.items() if matches(fqn)}
         before, after = ([fqn for fqn in side if matches(fqn)] for side in self.compiled)
         inside = [fqn for fqn in self.inside if matches(fqn)]
-        kept = replace(self, changes=changes, parts=(), peak_bytes=peaks, classes=classes, selected=True)
-        return replace(kept, compiled=(before, after), inside=inside)
+        selection = replace(self, changes=changes, parts=(), peak_bytes=peaks, classes=classes, selected=True)
+        return replace(selection, compiled=(before, after), inside=inside)
 
     def above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
-        """Return changes that are slower, with the whole interval, by more than a part of the time before (0.05: 5 %).
+        """Return the changes whose whole interval is slower by more than a share of the time before (0.05: 5 %).
 
-        The step and its parts are among it, unless `only` selected modules.
+        They include the step and its parts, unless `only` selected modules.
 
         Args:
-            limit: the part.
-            floor: part of the step's time before: a module or a part counts only if it is slower by at least that.
+            limit: maximum share.
+            floor: minimum difference of a module or a part, as a share of the step's time before.
         """
-        least_ns = floor * self.step.base_ns
-        slower = [change for change in (*self.parts, *self.changes) if change.difference_ns >= least_ns]
+        min_ns = floor * self.step.base_ns
+        slower = [change for change in (*self.parts, *self.changes) if change.difference_ns >= min_ns]
         return [
             change
             for change in (*([] if self.selected else [self.step]), *slower)
@@ -178,47 +176,47 @@ class Diff:
         ]
 
     def likely_above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
-        """Return the step, or modules that `only` selected, if likely slower by more than `limit`, not surely."""
-        least_ns, sure = floor * self.step.base_ns, self.above(limit, floor=floor)
-        rows = [row for row in (self.changes if self.selected else [self.step]) if row.difference_ns >= least_ns]
-        return [row for row in rows if row.is_likely_above(limit) and row not in sure]
+        """Return the step, or selected modules, that are likely but not certainly slower by more than `limit`."""
+        min_ns, certain = floor * self.step.base_ns, self.above(limit, floor=floor)
+        rows = [row for row in (self.changes if self.selected else [self.step]) if row.difference_ns >= min_ns]
+        return [row for row in rows if row.is_likely_above(limit) and row not in certain]
 
     def peaks_above(self, limit: float, *, floor: float = FLOOR) -> list[PeakChange]:
-        """Return peaks of memory that are higher by more than a part of that before (0.05: 5 %).
+        """Return the peaks of memory that are higher by more than a share of the peak before (0.05: 5 %).
 
-        The peak of all is among it, unless `only` selected modules.
+        They include the peak of all tensors, unless `only` selected modules.
 
         Args:
-            limit: the part.
-            floor: part of all that was held at most before: a module counts if its peak is higher by at least that.
+            limit: maximum share.
+            floor: minimum difference of a module's peak, as a share of the largest peak before.
         """
-        least = floor * max((peak.base_bytes for peak in self.peak_bytes), default=0)
+        min_bytes = floor * max((peak.base_bytes for peak in self.peak_bytes), default=0)
         grown = [peak for peak in self.peak_bytes if peak.difference_bytes > limit * peak.base_bytes]
-        return [peak for peak in grown if (peak.difference_bytes >= least if peak.fqn else not self.selected)]
+        return [peak for peak in grown if (peak.difference_bytes >= min_bytes if peak.fqn else not self.selected)]
 
     @property
     def modules_in_common(self) -> tuple[int, int]:
-        """The numbers of modules on both sides, and on at least one."""
+        """Number of modules on both sides, and on any side."""
         base, new = self._names
         return len(base & new), len(base | new)
 
     @property
     def unrelated(self) -> bool:
-        """Whether the sides have hardly a module in common: fewer than one in ten."""
+        """Whether the sides have fewer than one module in ten in common."""
         common, modules = self.modules_in_common
-        return not self.selected and common < _RELATED * (modules - len(self.in_compiled - {*self.inside}))
+        return not self.selected and common < _MIN_COMMON_SHARE * (modules - len(self.in_compiled - {*self.inside}))
 
     @property
     def _names(self) -> tuple[set[str], set[str]]:
-        """The modules before and after."""
+        """Names of the modules before and after."""
         rows = self.changes
         return {row.fqn for row in rows if row.base_recordings}, {row.fqn for row in rows if row.new_recordings}
 
     @property
     def emptied(self) -> tuple[Sequence[str], Sequence[str]]:
-        """The modules of one class on both sides that have modules inside after alone, and before alone.
+        """Modules of one class on both sides with inner modules only after, and only before, without `compiled` ones.
 
-        They may be compiled before a recording begins, which then does not know. Those in `compiled` are left out.
+        They may have been compiled before the recording started, which it cannot know.
         """
         if self.by != "module":
             return (), ()
@@ -231,7 +229,7 @@ class Diff:
 
     @property
     def in_compiled(self) -> set[str]:
-        """The modules that have spans on one side alone, as what they are in is compiled on the other, or empty."""
+        """Modules with spans on one side only, since the other side has a region around them compiled, or empty."""
         names = self._names
         return {*self.inside} | {
             fqn
@@ -242,17 +240,17 @@ class Diff:
 
     @property
     def regions(self) -> list[RegionChange]:
-        """The times of regions that one side alone compiled, before and after, with all modules inside."""
+        """Times before and after of regions that only one side compiled, with all modules inside."""
         return region_changes(self.changes, [fqn for side in self.compiled for fqn in side])
 
     @property
     def findings(self) -> list[Finding]:
-        """The largest changes of any kind, by what they cost or save in a step; at most seven."""
+        """Up to seven largest changes of any kind, by their cost or saving in a step."""
         return find_changes(self)
 
     @property
     def findings_lines(self) -> list[str]:
-        """The findings as a summary has them."""
+        """Lines of the findings, as in a summary."""
         findings, looked_at = self.findings, compared_words(self)
         lines = findings_lines(findings, looked_at, verb="changed")
         return [*lines[:-1], closing_words(self, findings, looked_at)] if lines else []
@@ -263,55 +261,59 @@ class Diff:
         common, modules = self.modules_in_common
         if self.unrelated:
             return f"these are different models: {common} of {self.rows_in_words(modules)} are on both sides"
-        often = [change for change in self.changes if change.outcome != change.verdict and stands_out(change)]
+        other_counts = [change for change in self.changes if change.outcome != change.verdict and stands_out(change)]
         parts: list[str] = []
         for verdict in ("slower", "faster"):
             rows = [change for change in self.changes if change.outcome == verdict]
             count = len({change.fqn for change in rows})
             if rows:
-                of_all = f" of {self.rows_in_words(modules)}" if not parts else ""
+                total = f" of {self.rows_in_words(modules)}" if not parts else ""
                 worst = f"{'' if count == 1 else 'most of all '}{rows[0].fqn} {rows[0].phase}, {_cost(rows[0])}"
-                parts.append(f"{count:,}{of_all} {'is' if count == 1 else 'are'} {verdict}: {worst}")
-        in_compiled = self.in_compiled  # once: it looks at all modules
-        only = [change.verdict for change in self.changes if change.fqn not in in_compiled]
-        few = min(self.base_steps, self.new_steps) < MIN_STEPS
-        changed = f"{'other ' if often else ''}{self.by} of {modules:,} is slower or faster"
+                parts.append(f"{count:,}{total} {'is' if count == 1 else 'are'} {verdict}: {worst}")
+        in_compiled = self.in_compiled  # computed once, as it goes over all modules
+        verdicts = [change.verdict for change in self.changes if change.fqn not in in_compiled]
+        is_few = min(self.base_steps, self.new_steps) < MIN_STEPS
+        changed = f"{'other ' if other_counts else ''}{self.by} of {modules:,} is slower or faster"
         parts = parts or [
-            f"{MIN_STEPS} steps a side or more tell whether any {changed}" if few else f"no {changed} beyond the noise"
+            f"{MIN_STEPS} steps a side or more tell whether any {changed}"
+            if is_few
+            else f"no {changed} beyond the noise"
         ]
-        further = len(often) - 1
+        further = len(other_counts) - 1
         and_further = f", and {further:,} more {'differs' if further == 1 else 'differ'} so" if further else ""
         parts = [
-            f"{change.fqn} {change.phase} {change.outcome}: {_cost(change)}{and_further}" for change in often[:1]
+            f"{change.fqn} {change.phase} {change.outcome}: {_cost(change)}{and_further}" for change in other_counts[:1]
         ] + parts
         parts += [words for _, words in compiled_words(self)]
-        parts += [f"{only.count(verdict):,} {verdict}" for verdict in ("added", "removed") if verdict in only]
+        parts += [f"{verdicts.count(verdict):,} {verdict}" for verdict in ("added", "removed") if verdict in verdicts]
         step = self.step
         change = (
             ratio_text(abs(step.ratio), f"{{:.1%}} {step.verdict}")
             if step.verdict in {"slower", "faster"}
             else "as long as before"
         )
-        parts += [f"modules in general became {self._in_general}: {reason}" for reason in CAUSES[self.common_cause][:1]]
+        parts += [
+            f"modules in general became {self._common_change}: {reason}" for reason in CAUSES[self.common_cause][:1]
+        ]
         parts.append(
             "whether the step changed is not clear" if step.verdict == "cannot tell" else f"the step is {change}"
         )
         parts += [
             f"{part.fqn} is {part.verdict}: {_cost(part)}"
             for part in self.parts
-            if part.verdict in {"slower", "faster"} and part.fqn not in TOLD_BY_MODULES
-        ][:_NAMED]
+            if part.verdict in {"slower", "faster"} and part.fqn not in MODULE_PARTS
+        ][:_MAX_NAMES]
         return "; ".join(parts)
 
     @property
-    def _in_general(self) -> str:
-        """By how much modules in general became slower or faster, in words."""
+    def _common_change(self) -> str:
+        """Common change of the modules, as `5.0% slower`."""
         kind = "slower" if self.common_ratio >= 1 else "faster"
         return ratio_text(abs(self.common_ratio - 1), f"{{:.1%}} {kind}")
 
     @property
     def header(self) -> list[str]:
-        """The answer, what was compared, how the whole step changed, and how much noise there is."""
+        """Lines with the answer, the compared recordings, the change of the step, the noise, and other differences."""
         step, runs = self.step, self.runs
         differences = [f"{key}: {old} before, {new} after" for key, (old, new) in self.environment.items()]
         unnamed = len(differences) - _MAX_DIFFERENCES
@@ -329,17 +331,17 @@ class Diff:
         ]
 
     def _changed_peaks(self) -> list[str]:
-        """The modules whose peaks differ most; that of all is among the differences."""
+        """Lines with the modules whose peaks differ most; the peak of all tensors is in `environment`."""
         peaks = [peak for peak in self.peak_bytes if peak.fqn and peak.difference_bytes]
         peaks.sort(key=lambda peak: -abs(peak.difference_bytes))
-        unnamed = len(peaks) - _NAMED
+        unnamed = len(peaks) - _MAX_NAMES
         return [
             f"peak_bytes of {fqn}: {base:,} before, {new:,} after ({difference:+,})"
-            for fqn, base, new, difference in peaks[:_NAMED]
+            for fqn, base, new, difference in peaks[:_MAX_NAMES]
         ] + ([f"peak_bytes of {counted(unnamed, 'more module')} differ"] if unnamed > 0 else [])
 
     def _reservations(self) -> list[str]:
-        """Sentences about what was taken off differences, the noise, and why there may be no verdict."""
+        """Sentences about the machine's change, the noise, and reasons for a missing verdict."""
         notes = []
         if min(self.base_steps, self.new_steps) < MIN_STEPS:
             notes.append(f"fewer than {MIN_STEPS} steps on a side: too few for any verdict")
@@ -349,11 +351,11 @@ class Diff:
             notes.append("too few modules to know the machine's speed: it is in all differences")
         else:
             kind = "slower" if self.common_ratio >= 1 else "faster"
-            off = f", as on a {kind} machine: each module and part is compared with that, and shown without it; "
-            off = f"{off}the step is not" if self.common_cause in {"machine", "unknown"} else ""
+            machine = f", as on a {kind} machine: each module and part is compared with that, and shown without it; "
+            machine = f"{machine}the step is not" if self.common_cause in {"machine", "unknown"} else ""
             single = "; one recording a side cannot tell it from a change of all modules" if self.runs == (1, 1) else ""
             reasons = CAUSES[self.common_cause][1:] or [single]
-            notes.append(f"modules in general became {self._in_general}{off}{reasons[0]}")
+            notes.append(f"modules in general became {self._common_change}{machine}{reasons[0]}")
         if self.parts:
             notes.append("each time is the mean of its own faster half of the steps: parts do not add up to the step")
         if self.compared:
@@ -361,36 +363,38 @@ class Diff:
         if any(self.copies):
             notes.append(f"{counted(sum(self.copies), 'recording')} left out: a copy says nothing new")
         if self.on_both_sides:
-            same = (self.on_both_sides, self.on_both_sides) == self.runs
+            is_same = (self.on_both_sides, self.on_both_sides) == self.runs
             shared = f"{counted(self.on_both_sides, 'recording')} on both sides"
-            notes.append(f"{'both sides hold the same recordings' if same else shared}: they say nothing of a change")
+            notes.append(
+                f"{'both sides hold the same recordings' if is_same else shared}: they say nothing of a change"
+            )
         parts = [
-            f"{change.fqn} {change.phase} ({has} of {runs} {when})"
+            f"{change.fqn} {change.phase} ({count} of {runs} {side})"
             for change in self.changes
-            for has, runs, when in (
+            for count, runs, side in (
                 (change.base_recordings, self.runs[0], "before"),
                 (change.new_recordings, self.runs[1], "after"),
             )
-            if 0 < has < runs
+            if 0 < count < runs
         ]
-        return notes + ([f"not in every recording: {shortened(parts, _NAMED)}"] if parts else [])
+        return notes + ([f"not in every recording: {shortened(parts, _MAX_NAMES)}"] if parts else [])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the comparison; the suffix picks the form.
+        """Write the comparison in the format of the suffix.
 
-        `.csv`, `.json` and `.md` are the tables of `to_csv`, `to_json` and `to_markdown`. `.html` is the offline viewer
-        with a typical step of each side, one above the other on one time axis, coloured by what changed, and the table
-        beside them. `.pftrace` (also `.pftrace.gz`) holds the same two steps for Perfetto.
+        `.csv`, `.json` and `.md` contain the tables of `to_csv`, `to_json` and `to_markdown`. `.html` is the offline
+        viewer with a typical step of each side, one above the other on one time axis, coloured by change, next to the
+        table. `.pftrace` (also `.pftrace.gz`) contains the same two steps for Perfetto.
 
         Raises:
-            WriteError: the suffix is not known, there is no step to show, or the file cannot be written; an existing
+            WriteError: the suffix is unknown, there is no step to show, or the file cannot be written; an existing
                 file is intact.
         """
         suffix = suffix_of(path)
         if suffix in {".pftrace", ".pftrace.gz"}:
-            write(side_by_side(self._shown(path)), path)
+            write(side_by_side(self._typical_steps(path)), path)
         elif suffix == ".html":
-            sides = self._shown(path)
+            sides = self._typical_steps(path)
             timeline = side_by_side(sides)
             write_html(timeline, path, compared(timeline, sides, [*self.findings_lines, *self.header], self.changes))
         else:
@@ -398,23 +402,20 @@ class Diff:
             with atomic_writer(path) as file:
                 file.write(render().encode())
 
-    def _shown(self, path: str | os.PathLike[str]) -> tuple[TypicalStep, TypicalStep]:
+    def _typical_steps(self, path: str | os.PathLike[str]) -> tuple[TypicalStep, TypicalStep]:
         if self._sides is None:
             raise WriteError(f"{os.fspath(path)}: a baseline has no step to show; write .md, .csv or .json")
         return self._sides
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables by name; `Table.to` takes the form.
-
-        They are "parts" of the step, if they are known, "regions", if one side alone compiled any, and "modules".
-        """
+        """Tables by name: "parts" of the step, if known, "regions", if only one side compiled any, and "modules"."""
         return self._tables(verbose=True)
 
     def _tables(self, *, verbose: bool) -> dict[str, Table]:
         rows = [change for change in self.changes if verbose or stands_out(change)]
-        quiet = len({change.fqn for change in self.changes} - {change.fqn for change in rows})
-        notes = [f"{self.rows_in_words(quiet)}: no difference beyond the noise"] if quiet else []
+        hidden = len({change.fqn for change in self.changes} - {change.fqn for change in rows})
+        notes = [f"{self.rows_in_words(hidden)}: no difference beyond the noise"] if hidden else []
         columns = (
             Column(self.by, "fqn", MODULE),
             Column("phase", "phase", TEXT),
@@ -433,16 +434,17 @@ class Diff:
         """Return findings, header, table of the parts of the step, and table of modules, self times per step in ms.
 
         Args:
-            limit: how many rows of modules at most.
-            verbose: list modules without a difference beyond the noise too.
+            limit: maximum number of rows of modules.
+            verbose: whether to list modules without a difference beyond the noise.
         """
         return join_texts(self.findings_lines, [join_texts(self.header, self._rendered("text", limit, verbose))])
 
     def to_markdown(self, limit: int | None = None, *, verbose: bool = False) -> str:
-        """Return findings and the header as lists and GitHub tables; see `to_text`."""
+        """Return findings, header and tables in Markdown; see `to_text`."""
         header = "\n".join(f"- {html.escape(printable(line))}" for line in self.header)
         findings = "\n".join(html.escape(printable(line)) for line in self.findings_lines)
-        return "\n".join([f"{findings}\n"] * bool(findings) + [f"{header}\n", *self._rendered("md", limit, verbose)])
+        above = [f"{findings}\n"] if findings else []
+        return "\n".join([*above, f"{header}\n", *self._rendered("md", limit, verbose)])
 
     def _rendered(self, form: Form, limit: int | None, verbose: bool) -> list[str]:
         tables = self._tables(verbose=verbose)
@@ -456,31 +458,31 @@ class Diff:
         return str(self.tables["modules"]._replace(rows=[*self.changes, *self.parts]).to("csv"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all as JSON values: `findings`, `sentence`, `changes`, `parts`, `step` and the rest; times in ns."""
+        """Return the comparison as JSON values, with its findings, sentence and regions; times in ns."""
         values: dict[str, Any] = {"findings": json_values(self.findings), "sentence": self.sentence}
         values |= {name: json_values(getattr(self, name)) for name in self.__slots__ if not name.startswith("_")}
         return values | {"regions": json_values(self.regions)}
 
     def to_json(self) -> str:
-        """Return what `to_dict` does as JSON text."""
+        """Return the values of `to_dict` as JSON text."""
         return json.dumps(self.to_dict(), separators=(",", ":")) + "\n"
 
     def __str__(self) -> str:
         return self.to_text()
 
     def _repr_html_(self) -> str:
-        """Show in a notebook findings, the header, and tables of the parts of the step and of modules."""
+        """Return HTML for a notebook: findings, header, and tables of parts and modules."""
         above = [*paragraph(self.findings_lines), *paragraph(self.header)]
         return "".join([*above, "\n", *self._rendered("html", None, verbose=True)])
 
     def rows_in_words(self, count: int) -> str:
-        """Return `1 module`, `2 modules`, or so many classes."""
+        """Return a count of modules or classes, such as `1 module` or `2 classes`."""
         plural = {"module": "modules", "class": "classes"}[self.by]
         return f"{count:,} {self.by if count == 1 else plural}"
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
-    """Return which of `SUFFIXES` a path has; raises WriteError if it has none."""
+    """Return the suffix of a path that is in `SUFFIXES`; raises WriteError if none is."""
     suffix = next((suffix for suffix in SUFFIXES if os.fspath(path).lower().endswith(suffix)), None)
     if suffix is None:
         raise WriteError(f"{os.fspath(path)}: the suffix must be one of {', '.join(SUFFIXES)}")
@@ -488,7 +490,7 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
 
 
 def stands_out(change: Change) -> bool:
-    """Return whether a row is more than noise: it is called otherwise, or has a verdict that says so."""
+    """Return whether a change is more than noise, by its calls or its verdict."""
     return change.calls_changed or change.verdict not in {"same", "cannot tell"}
 
 

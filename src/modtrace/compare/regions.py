@@ -1,4 +1,4 @@
-"""Compiled regions beside an eager model: modules without spans on one side are compared as one with the region."""
+"""Compiled regions against an eager model: a region is compared as a whole if one side has no spans inside it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .verdicts import Change
 
 
 class RegionChange(NamedTuple):
-    """A region that is compiled on one side alone, in one phase, with all modules inside; times per step.
+    """A region that only one side compiled, in one phase, with all modules inside; times per step.
 
     Attributes:
-        fqn: the region's fully qualified name.
-        phase: one of `SAMPLED_PHASES`, as a `Change` has it.
-        modules: how many modules inside are compared one by one; 0 if they are compared as one with the region.
-        base_ns: what the region and all inside took before.
-        new_ns: the same after.
+        fqn: fully qualified name of the region.
+        phase: one of `SAMPLED_PHASES`, as in `Change`.
+        modules: number of modules inside that are compared one by one; 0 if the region is compared as a whole.
+        base_ns: time of the region and all modules inside before.
+        new_ns: the same time after.
         difference_ns: `new_ns` less `base_ns`.
     """
 
@@ -44,7 +44,7 @@ REGION_COLUMNS = (
 
 
 def region_changes(changes: Sequence[Change], regions: Sequence[str]) -> list[RegionChange]:
-    """Return what each region took before and after, in each phase."""
+    """Return the times of each region before and after, in each phase."""
     rows: dict[tuple[str, str], list[Change]] = {}
     for change in changes:
         for region in regions:
@@ -59,16 +59,16 @@ def region_changes(changes: Sequence[Change], regions: Sequence[str]) -> list[Re
 
 
 def names_in_functions(side: Sequence[RunTimes], other: Sequence[RunTimes]) -> dict[str, str]:
-    """Return what modules of a side are called on the other, where functions that are compiled there call them."""
-    called, called_there = ({fqn for run in runs for fqn in run.classes} for runs in (side, other))
+    """Return the other side's names for modules that compiled functions call there, by their names on this side."""
+    called, other_called = ({fqn for run in runs for fqn in run.classes} for runs in (side, other))
     names = {fqn: inner for run in other for fqn, inner in run.in_functions.items()}
-    return {fqn: inner for fqn, inner in names.items() if fqn in called - called_there and inner not in called}
+    return {fqn: inner for fqn, inner in names.items() if fqn in called - other_called and inner not in called}
 
 
 def fold_regions(
     before: Sequence[RunTimes], after: Sequence[RunTimes]
 ) -> tuple[Sequence[RunTimes], Sequence[RunTimes], list[str]]:
-    """Return both sides with modules added to regions in which the other has no spans, and the names of these."""
+    """Return both sides, with modules added to regions in which the other side has no spans, and these modules."""
     folded: dict[str, None] = {}
     sides = [before, after]
     for region in dict.fromkeys(fqn for run in (*before, *after) for fqn in run.compiled):
@@ -82,7 +82,7 @@ def fold_regions(
 
 
 def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
-    """Return a recording with one row for a region and all inside; what runs again is of backward, if that has it."""
+    """Return a recording with one row for a region and all modules inside; recompute counts as backward in `phases`."""
     modules: dict[Key, ModuleRun] = {}
     parts: dict[str, list[ModuleRun]] = defaultdict(list)
     for (fqn, phase), module in run.modules.items():
@@ -93,19 +93,19 @@ def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
         parts[backward if phase not in phases and backward in phases else phase].append(module)
     for phase, members in parts.items():
         modules[region, phase] = _sum(members, run.modules.get((region, phase)))
-    gone = {fqn for fqn in run.classes if region in names_around(fqn)[1:]}
-    own_keys = tuple(f"{kind}{fqn}" for kind in MODULE_VALUE_PREFIXES for fqn in (region, *gone))
-    classes = {fqn: kind for fqn, kind in run.classes.items() if fqn not in gone}
+    inner_fqns = {fqn for fqn in run.classes if region in names_around(fqn)[1:]}
+    own_keys = tuple(f"{kind}{fqn}" for kind in MODULE_VALUE_PREFIXES for fqn in (region, *inner_fqns))
+    classes = {fqn: kind for fqn, kind in run.classes.items() if fqn not in inner_fqns}
     return run._replace(
         modules=modules,
         classes=classes if region in classes or not parts else classes | {region: COMPILED_CLASS},
         environment={key: text for key, text in run.environment.items() if key not in own_keys},
-        peak_bytes={fqn: most for fqn, most in run.peak_bytes.items() if fqn not in gone},
+        peak_bytes={fqn: peak for fqn, peak in run.peak_bytes.items() if fqn not in inner_fqns},
     )
 
 
 def _sum(modules: Sequence[ModuleRun], region: ModuleRun | None) -> ModuleRun:
-    """Return what modules take together in a step in which the region is called; `own` is the region's row."""
+    """Return the sum of the modules' times in a step with calls of the region; `region` is the region's own row."""
     steps = region.steps if region else max(module.steps for module in modules)
     times = [module.time.time_ns * module.steps / steps for module in modules]
     total = math.fsum(times)

@@ -1,6 +1,6 @@
-"""Times of each module and part of the step in one recording: per step, and in a few numbers, which baselines keep.
+"""Typical times of each module and part of the step in a recording, and their baseline files.
 
-A baseline is JSON with one module or part of a recording per line, so that a change of the file can be read:
+A baseline is JSON with one module or part of a recording per line, so that its diffs are readable:
 
     {"format": "modtrace baseline", "version": 1, "recordings": [
     {"steps": 29, "warm_up": 1, "step": [time_ns, variance], "environment": {"torch": "2.13.0"}, "parts": {
@@ -48,90 +48,88 @@ ENVIRONMENT = (
     *("modtrace", "engine", "torch", "python", "os", "cpu", "cpus"),
     *("gpu", "gpu_driver", "cuda", "hip", "libraries"),
 )
-"""Which of a recording's metadata can explain a difference."""
+"""Keys of a recording's metadata that can explain a difference."""
 MODULE_VALUE_PREFIXES = ("FLOPs of a call of ", "bytes retained by ", "shapes of a call of ")
-"""The begins of keys of modules' exact values: FLOPs, bytes and shapes of a call."""
+"""Prefixes of the keys of modules' exact values: FLOPs, bytes and shapes of a call."""
 INPUTS_PREFIX = "inputs of "
-"""The begin of keys of an outermost module's inputs: known without `shapes=True`, of a few steps."""
+"""Prefix of the keys of an outermost module's inputs, which sampled steps have without `shapes=True`."""
 PROGRAM_FACTS = {
     "optimizer": "optimizer",
     "hooks of gradients": "backward",
     "anomaly detection": "the step",
     "parameters": "the step",
 }
-"""Facts that are noted of a program, and what each makes longer or shorter: a part of the step, or all of it."""
+"""Facts about a program, each with the part of the step, or the whole step, whose time it affects."""
 EXACT_VALUE_PREFIXES = (*PROGRAM_FACTS, "FLOPs of ", "bytes held at most", INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
-"""The begins of keys of all exact values: any difference is one of the program."""
-_FIRST, _LAST = 0.05, 0.5
-"""Shares of the steps, in order of their times, between which the mean is taken."""
+"""Prefixes of the keys of all exact values, which differ only if the program does."""
+_MEAN_START, _MEAN_END = 0.05, 0.5
+"""Shares of the steps, in order of their times, between which the mean is computed."""
 _CLOCK_VARIANCE = 1e-8
-"""No time is known better than to one part in 10,000."""
+"""Minimum relative variance of a time: one part in 10,000, squared."""
 _HEAD = b'{"format": "modtrace baseline"'
 _VERSION = 1
 _MAX_BYTES = 1 << 28
 
 
 class Typical(NamedTuple):
-    """The mean of the faster half of some times, without the fastest twentieth.
+    """The mean of the faster half of a list of times, without the fastest twentieth.
 
     Other programs make single steps slower and none faster. That changes the faster half less than half as much as the
-    median; if nothing disturbs, both are equally precise.
+    median; without a disturbance, both are equally precise.
     """
 
-    time_ns: float  # the mean
-    variance: float  # its relative variance: 0.0001 if it is known to 1 %
+    time_ns: float  # mean
+    variance: float  # relative variance of the mean: 0.0001 if it is known to 1 %
 
 
 class Samples(NamedTuple):
-    """Times per step, of the whole steps after the warm-up; a module that was not called in a step took 0.
+    """Times per step, of the whole steps after the warm-up; 0 for a module that was not called in a step.
 
-    For a file of several ranks they are means over the ranks that called the module; their steps have equal numbers.
+    In a file of several ranks they are means over the ranks that called the module; steps are matched by number.
     """
 
-    # Of each module and phase int64[steps], self times on the CPU, and on the streams of GPUs
-    self_ns: Mapping[Key, Int64Array]
-    calls: Mapping[Key, Int64Array]  # of each module and phase int64[steps], how many spans there were
-    duration_ns: Int64Array  # int64[steps], what the whole steps took, without evaluations
-    warm_up: int  # how many whole steps were left out at the beginning
-    classes: Mapping[str, str]  # of each module its class, in the order in which they were first called
-    # Of each part of the step int64[steps], as `divide_steps` says it: of the first process
-    parts: Mapping[str, Int64Array] = {}
+    self_ns: Mapping[Key, Int64Array]  # by module and phase int64[steps], self times on the CPU, or on streams of GPUs
+    calls: Mapping[Key, Int64Array]  # by module and phase int64[steps], number of spans
+    duration_ns: Int64Array  # int64[steps], duration of the whole steps, without evaluations
+    warm_up: int  # number of whole steps that were left out at the start
+    classes: Mapping[str, str]  # class by module, in the order of their first calls
+    parts: Mapping[str, Int64Array] = {}  # by part of the step int64[steps], see `divide_steps`: of the first process
 
 
 def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Samples:
-    """Return the samples of a recording, as of `Timeline.summary`; raises ModtraceError if no step is whole."""
+    """Return the samples of a recording, as of `Timeline.summary`; raises ModtraceError if no step is whole_steps."""
     columns = timeline.columns
     on_cpu = without_gpu(timeline)
-    measured = measure_steps(on_cpu, step_by)
-    whole = measured.take(measured.columns.whole)[-MAX_STEPS:]
-    if not len(whole):
+    all_steps = measure_steps(on_cpu, step_by)
+    whole_steps = all_steps.take(all_steps.columns.whole)[-MAX_STEPS:]
+    if not len(whole_steps):
         raise ModtraceError("a recording without whole steps cannot be compared; call recording.step() after each step")
-    duration_ns = whole.columns.training_ns
+    duration_ns = whole_steps.columns.training_ns
     warm_up = warm_up_steps(duration_ns)
-    steps = whole.columns.step[warm_up:]
+    steps = whole_steps.columns.step[warm_up:]
     name_fqns = [plain_fqn(name.fqn) if by == "module" else name.module_class for name in timeline.names]
     fqns = list(dict.fromkeys(name_fqns))
     index_of = {fqn: index for index, fqn in enumerate(fqns)}
     module = np.array([index_of[fqn] for fqn in name_fqns], np.int64)
     step_of = find_step_bounds(on_cpu, step_by).of_spans(timeline)
     position = np.searchsorted(steps, step_of)
-    chosen = np.flatnonzero(np.append(steps, _NO_STEP)[position] == step_of)
-    phase = columns.phase[chosen] + len(PHASES) * on_gpu(timeline)[chosen]
-    row = (module[columns.name[chosen]] * len(SAMPLED_PHASES) + phase) * len(steps) + position[chosen]
+    rows = np.flatnonzero(np.append(steps, _NO_STEP)[position] == step_of)
+    phase = columns.phase[rows] + len(PHASES) * on_gpu(timeline)[rows]
+    row = (module[columns.name[rows]] * len(SAMPLED_PHASES) + phase) * len(steps) + position[rows]
     key_of_row, inverse = np.unique(row // len(steps), return_inverse=True)
-    place = inverse * len(steps) + row % len(steps)
+    cell = inverse * len(steps) + row % len(steps)
     shape = (len(key_of_row), len(steps))
     # Sums of less than 2^53 ns, which is 104 days, are exact.
-    total_ns = np.bincount(place, self_times(columns)[chosen], shape[0] * shape[1]).reshape(shape)
+    total_ns = np.bincount(cell, self_times(columns)[rows], shape[0] * shape[1]).reshape(shape)
     ranks = _ranks_of(timeline, module[columns.name], len(fqns))[key_of_row // len(SAMPLED_PHASES), None]
     self_ns = np.rint(total_ns / ranks).astype(np.int64)
-    # Inside a compiled region a call may be several spans: kernels of others run in between.
+    # Inside a compiled region a call may be several spans, with kernels of other modules in between.
     outer = set(timeline.metadata.get(COMPILED, ()))
     is_compiled = np.array([not outer.isdisjoint(names_around(name.fqn)[1:]) for name in timeline.names] or [False])
-    call = columns.take(chosen)
-    begins = ~is_compiled[call.name]
-    begins[np.unique(np.stack([call.name, call.call, call.track, phase]), axis=1, return_index=True)[1]] = True
-    calls = np.rint(np.bincount(place, begins, total_ns.size).reshape(shape) / ranks).astype(np.int64)
+    call = columns.take(rows)
+    is_call_start = ~is_compiled[call.name]
+    is_call_start[np.unique(np.stack([call.name, call.call, call.track, phase]), axis=1, return_index=True)[1]] = True
+    calls = np.rint(np.bincount(cell, is_call_start, total_ns.size).reshape(shape) / ranks).astype(np.int64)
     keys = [
         (fqns[key // len(SAMPLED_PHASES)], SAMPLED_PHASES[key % len(SAMPLED_PHASES)]) for key in key_of_row.tolist()
     ]
@@ -141,8 +139,8 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
         classes.setdefault(name_fqns[name], timeline.names[name].module_class)
     divided = divide_piece(on_cpu, step_by)
     parts_ns = divided.ns[np.isin(divided.bounds.number, steps)]
-    used = np.flatnonzero(parts_ns.any(axis=0))
-    used = used[np.argsort((parts_ns[:, used] > 0).argmax(axis=0), kind="stable")]  # as they come
+    parts = np.flatnonzero(parts_ns.any(axis=0))
+    parts = parts[np.argsort((parts_ns[:, parts] > 0).argmax(axis=0), kind="stable")]  # by their first steps
     own_ns, own_calls = dict(zip(keys, self_ns, strict=True)), dict(zip(keys, calls, strict=True))
     divide_fused(own_ns, own_calls, classes, timeline.metadata, plain_fqn if by == "module" else None)
     return Samples(
@@ -151,12 +149,12 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
         duration_ns=duration_ns[warm_up:],
         warm_up=warm_up,
         classes=classes,
-        parts={divided.names[part]: parts_ns[:, part] for part in used.tolist()},
+        parts={divided.names[part]: parts_ns[:, part] for part in parts.tolist()},
     )
 
 
 def _ranks_of(timeline: Timeline, module: Int64Array, count: int) -> Int64Array:
-    """Return how many processes each of `count` modules has spans in; `module` says whose each span is."""
+    """Return the number of processes with spans of each of `count` modules; `module` is the module of each span."""
     processes = {process: number for number, process in enumerate(dict.fromkeys(t.process for t in timeline.tracks))}
     process = np.array([processes[track.process] for track in timeline.tracks] or [0], np.int64)
     pairs = np.unique(module * max(len(processes), 1) + process[timeline.columns.track])
@@ -170,7 +168,7 @@ def divide_fused(
     metadata: Mapping[str, object],
     plain_name: Callable[[str], str] | None,
 ) -> None:
-    """Give the time of kernels that are fused of several modules to these, in place; by class without `plain_name`."""
+    """Divide the time of fused kernels among their modules, in place; among their classes without `plain_name`."""
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for fused, phase, times in _fused_times(metadata):
         share_of = shares[plain_name(fused) if plain_name else _FUSED, phase]
@@ -178,22 +176,22 @@ def divide_fused(
             name = plain_name(fqn) if plain_name else module_class
             share_of[name] = share_of.get(name, 0) + time
             classes.setdefault(name, module_class)
-    for (fused, of_phase), share_of in shares.items():
+    for (fused, cpu_phase), share_of in shares.items():
         total = math.fsum(share_of.values())
-        for phase in (of_phase, f"GPU {of_phase}"):
+        for phase in (cpu_phase, f"GPU {cpu_phase}"):
             if (fused, phase) in self_ns and total:
                 fused_ns, fused_calls = self_ns.pop((fused, phase)), calls.pop((fused, phase))
                 for name, time in share_of.items():
                     share = np.rint(fused_ns * (time / total)).astype(np.int64)
                     self_ns[name, phase] = self_ns.get((name, phase), 0) + share
                     calls[name, phase] = np.maximum(calls.get((name, phase), 0), fused_calls)
-    left = {name for name, _ in self_ns}
-    for name in [name for name in classes if name not in left]:
+    names = {name for name, _ in self_ns}
+    for name in [name for name in classes if name not in names]:
         del classes[name]
 
 
 def _fused_times(metadata: Mapping[str, object]) -> Iterator[tuple[str, str, list[tuple[str, str, float]]]]:
-    """Yield the name and the phase of fused kernels, and of each of their modules the name, the class and the time."""
+    """Yield the name and the phase of fused kernels, and the name, class and time of each of their modules."""
     for region, graph in compiled_graphs(metadata):
         classes = {path: kind for path, _, kind in (name.rpartition(": ") for name, *_ in graph.get("work", ()))}
         for label, phase, times in graph.get(FUSED_TIMES, ()):
@@ -205,7 +203,7 @@ def _fused_times(metadata: Mapping[str, object]) -> Iterator[tuple[str, str, lis
 
 
 def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:
-    """Return the name without the wrappers of compile, FSDP, DDP and checkpointing, and as it is called here."""
+    """Return the name without wrappers of compile, FSDP, DDP and checkpointing, after renaming."""
     parts = [part for part in fqn.split(".") if part not in _WRAPPERS]
     if parts[0] in _PARALLEL_CLASSES and parts[1:2] == ["module"]:
         del parts[1]
@@ -213,44 +211,43 @@ def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:
 
 
 def renamed_fqn(fqn: str, renamed: Mapping[str, str]) -> str:
-    """Return what a module is called, where `renamed` says so of it or of a module that contains it: the innermost."""
+    """Return a module's name after renaming; the innermost matching entry of `renamed` wins."""
     old = next((name for name in names_around(fqn) if name in renamed), None) if renamed else None
     return fqn if old is None else renamed[old] + fqn[len(old) :]
 
 
 def names_around(fqn: str) -> list[str]:
-    """Return the name itself and those it begins with, up to a dot; the longest first."""
+    """Return the name and the names of the modules around it, the longest first."""
     return [fqn, *(fqn[:end] for end in range(len(fqn) - 1, 0, -1) if fqn[end] == ".")]
 
 
 class ModuleRun(NamedTuple):
-    """A module in one phase of one recording, or a part of the step, which is called once in each step that has it."""
+    """A module in one phase of one recording, or a part of the step, with one call in each step that has it."""
 
-    time: Typical  # what it typically takes in a step in which it is called
-    steps: int  # how many steps these are
-    calls: int  # the median of its spans in one; of its calls, if it is inside a compiled region
-    fewest_calls: int  # the least, but for one step in twenty
-    most_calls: int  # the most, but for one in twenty
-    period: int = 0  # how many steps it is from one that has it to the next, if it is the same between all; 0 if not
+    time: Typical  # typical time in a step with calls
+    steps: int  # number of these steps
+    calls: int  # median number of spans in one; inside a compiled region, of calls
+    fewest_calls: int  # 5th percentile of this number
+    most_calls: int  # 95th percentile of this number
+    period: int = 0  # distance of the steps with calls, if all are at one distance; otherwise 0
 
 
 class RunTimes(NamedTuple):
-    """One recording, measured."""
+    """The measurements of one recording."""
 
-    modules: Mapping[Key, ModuleRun]  # each module and phase
-    classes: Mapping[str, str]  # the class of each module, in the order of their first calls
-    step: Typical  # what a whole step typically takes
-    steps: int  # how many steps were measured
-    warm_up: int  # how many were left out at the beginning
-    environment: Mapping[str, str]  # what of its metadata can explain a difference, as texts
-    parts: Mapping[str, ModuleRun] = {}  # each part of the step; none in a baseline of an earlier version
-    # The most that tensors held inside each module or class, less what they held at its begin, and under an empty name
-    # the most that they held at all; empty if memory was not recorded
+    modules: Mapping[Key, ModuleRun]  # by module and phase
+    classes: Mapping[str, str]  # class by module, in the order of their first calls
+    step: Typical  # typical duration of a whole step
+    steps: int  # number of measured steps
+    warm_up: int  # number of steps that were left out at the start
+    environment: Mapping[str, str]  # metadata that can explain a difference, as texts
+    parts: Mapping[str, ModuleRun] = {}  # by part of the step; empty in a baseline of an earlier version
+    # By module or class, peak of the tensors' memory inside it, less the memory at its start; under an empty name, peak
+    # of all tensors; empty if memory was not recorded
     peak_bytes: Mapping[str, int] = {}
-    compiled: tuple[str, ...] = ()  # the regions that torch.compile made of modules, by name
-    # Of modules that compiled functions call themselves, which are no modules, the name in there by that in eager
-    in_functions: Mapping[str, str] = {}
-    # Between which lines of the program it is outside of modules and ranges: the part of the step, where, nanoseconds
+    compiled: tuple[str, ...] = ()  # names of the regions that torch.compile made of modules
+    in_functions: Mapping[str, str] = {}  # by eager name, compiled name of a module that a compiled function calls
+    # Program lines around time outside modules and ranges: part of the step, phrase with the lines, ns
     lines: tuple[tuple[str, str, int], ...] = ()
 
 
@@ -271,14 +268,14 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
 
 
 def _inputs(notes: Mapping[str, Any]) -> dict[str, str]:
-    """Return what modules get that are in no other, if it was the same in each step that was looked at, of several."""
-    noted: Mapping[str, Sequence[tuple[int, str]]] = notes.get("inputs", {})
-    looks = {fqn: [text for _, text in of_steps] for fqn, of_steps in noted.items()}
-    return {INPUTS_PREFIX + plain_fqn(fqn): texts[0] for fqn, texts in looks.items() if len(texts) > 1 == len({*texts})}
+    """Return the inputs of outermost modules that were the same in each of several sampled steps."""
+    samples: Mapping[str, Sequence[tuple[int, str]]] = notes.get("inputs", {})
+    texts = {fqn: [text for _, text in rows] for fqn, rows in samples.items()}
+    return {INPUTS_PREFIX + plain_fqn(fqn): row[0] for fqn, row in texts.items() if len(row) > 1 == len({*row})}
 
 
 def _in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return what `RunTimes.in_functions` has: as parts of the module around, or by a class that no other has there."""
+    """Return `RunTimes.in_functions`: eager names are below the calling module, or a class that no other has there."""
     names: dict[str, str] = {}
     classes = {name.fqn: name.module_class for name in timeline.names}
     for region, labels in regions.items():
@@ -295,7 +292,7 @@ def _in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]) -> d
 
 
 def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict[str, int]]:
-    """Return what a step and calls of each module cost in FLOPs and bytes and their shapes, as recorded, and peaks."""
+    """Return the recorded FLOPs, bytes and shapes of a step and of each module's calls, and peaks of memory."""
     flops, peaks, shapes = step_flops(timeline), dict[str, int](), _shapes(timeline, by)
     if flops is None and not allocated(timeline.counters):
         return shapes, peaks
@@ -319,18 +316,18 @@ def _name(module: Name | FlopModule | MemoryModule) -> str:
 
 
 def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
-    """Return the inputs of a call of each module all of whose calls have equal ones."""
+    """Return the input shapes of each module whose calls all have the same."""
     texts: dict[str, set[str]] = {}
     columns = timeline.columns
     shapes = columns.arg(Arg.SHAPES)
-    for of_call, value in zip(columns.name[shapes.rows].tolist(), shapes.values.tolist(), strict=True):
-        name = timeline.names[of_call]
+    for name_index, value in zip(columns.name[shapes.rows].tolist(), shapes.values.tolist(), strict=True):
+        name = timeline.names[name_index]
         texts.setdefault(_name(name if by == "module" else name._replace(fqn="")), set()).add(shapes.text(value))
-    return {f"shapes of a call of {name}": min(several) for name, several in texts.items() if len(several) == 1}
+    return {f"shapes of a call of {name}": min(values) for name, values in texts.items() if len(values) == 1}
 
 
 def texts_by_key(tables: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
-    """Return the different texts that each key has in some tables."""
+    """Return the different texts of each key in the tables."""
     texts: dict[str, set[str]] = defaultdict(set)
     for table in tables:
         for key, text in table.items():
@@ -352,15 +349,14 @@ def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTime
 
 
 def typical(times: Int64Array) -> Typical:
-    """Return the mean of the faster half, but for the fastest twentieth.
+    """Return the mean of the faster half, without the fastest twentieth.
 
-    The variance is that of a trimmed mean (Tukey and McLaughlin): all times outside the kept ones are moved to the
-    nearest kept one.
+    The variance is that of a trimmed mean (Tukey and McLaughlin): times outside that range are moved to its ends.
     """
     count = len(times)
     ordered = np.sort(np.maximum(times, 1)).astype(np.float64)
-    first = int(_FIRST * count)
-    last = max(math.ceil(_LAST * count), first + 1)
+    first = int(_MEAN_START * count)
+    last = max(math.ceil(_MEAN_END * count), first + 1)
     mean = float(ordered[first:last].mean())
     moved = np.clip(ordered, ordered[first], ordered[last - 1])
     variance = float(moved.var(ddof=1)) * count / (last - first) ** 2 if count > 1 else 0.0
@@ -368,26 +364,24 @@ def typical(times: Int64Array) -> Typical:
 
 
 def _measure(self_ns: Int64Array, calls: Int64Array) -> ModuleRun:
-    """Return the few numbers of a module's, or a part's, times and calls in each step."""
+    """Return the summary of a module's, or a part's, times and calls in each step."""
     in_steps = np.flatnonzero(calls)
     called = calls[in_steps]
-    fewest = int(np.quantile(called, 0.05, method="lower"))
-    most = int(np.quantile(called, 0.95, method="higher"))
-    usual = max(int(np.median(called)), 1)
-    return ModuleRun(
-        typical(self_ns[in_steps]), len(called), usual, fewest, most, period_of(in_steps, np.arange(len(calls)))
-    )
+    p5 = int(np.quantile(called, 0.05, method="lower"))
+    p95 = int(np.quantile(called, 0.95, method="higher"))
+    median, period = max(int(np.median(called)), 1), period_of(in_steps, np.arange(len(calls)))
+    return ModuleRun(typical(self_ns[in_steps]), len(called), median, p5, p95, period)
 
 
 def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
-    """Return the recording with other names of modules; raises ModtraceError if two would have one name."""
+    """Return the recording with renamed modules; raises ModtraceError if two would have one name."""
     new_name = {fqn: renamed_fqn(fqn, renamed) for fqn in run.classes}
     if len(set(new_name.values())) < len(new_name):
         raise ModtraceError("two modules would have one name; map each to another one")
     return run._replace(
         modules={(new_name[fqn], phase): module for (fqn, phase), module in run.modules.items()},
         classes={new_name[fqn]: module_class for fqn, module_class in run.classes.items()},
-        peak_bytes={new_name.get(fqn, fqn): most for fqn, most in run.peak_bytes.items()},
+        peak_bytes={new_name.get(fqn, fqn): peak for fqn, peak in run.peak_bytes.items()},
         compiled=tuple(new_name.get(fqn, fqn) for fqn in run.compiled),
         in_functions={renamed_fqn(fqn, renamed): renamed_fqn(name, renamed) for fqn, name in run.in_functions.items()},
     )
@@ -420,17 +414,17 @@ def _numbers(times: ModuleRun) -> list[float]:
 
 
 def _digits(number: float) -> float:
-    """Return a number with six digits: people read the file too."""
+    """Return a number rounded to six digits, since people read the file too."""
     return float(f"{number:.6g}")
 
 
 def is_baseline(path: str | os.PathLike[str]) -> bool:
-    """Say whether a file begins as `write_baseline` begins one; False if it cannot be read."""
+    """Return whether a file starts like a baseline; False if it cannot be read."""
     return begins_with(path, _HEAD)
 
 
 def read_baseline(path: str | os.PathLike[str]) -> list[RunTimes]:
-    """Read what `write_baseline` wrote; raises ModtraceError if this version cannot."""
+    """Read a file of `write_baseline`; raises ModtraceError if this version cannot."""
     name = os.fspath(path)
     try:
         if os.path.getsize(name) > _MAX_BYTES:
@@ -452,7 +446,7 @@ def read_baseline(path: str | os.PathLike[str]) -> list[RunTimes]:
 
 
 def _run_from(values: Mapping[str, Any]) -> RunTimes:
-    """Return the recording of which these are the JSON values; raises ValueError and the like if they are damaged."""
+    """Return the recording with the given JSON values; raises ValueError and the like if they are damaged."""
     modules: dict[Key, ModuleRun] = {}
     classes: dict[str, str] = {}
     steps = _number("steps", values["steps"], 1)
@@ -466,7 +460,7 @@ def _run_from(values: Mapping[str, Any]) -> RunTimes:
     environment = {str(key): str(text) for key, text in values["environment"].items()}
     step = _typical("step", *values["step"])
     warm_up = int(_number("warm_up", values["warm_up"], 0))
-    peak_bytes = {str(fqn): int(_number("peak_bytes", most, 0)) for fqn, most in values.get("peak_bytes", {}).items()}
+    peak_bytes = {str(fqn): int(_number("peak_bytes", peak, 0)) for fqn, peak in values.get("peak_bytes", {}).items()}
     compiled = tuple(str(fqn) for fqn in values.get("compiled", ()))
     inner = {str(fqn): str(name) for fqn, name in values.get("in_functions", {}).items()}
     lines = tuple((str(part), str(where), int(_number("lines", ns, 0))) for part, where, ns in values.get("lines", ()))
@@ -475,16 +469,16 @@ def _run_from(values: Mapping[str, Any]) -> RunTimes:
 
 def _module_run(field: str, numbers: Sequence[Any], steps: int) -> ModuleRun:
     time_ns, variance, *counts = numbers
-    called, calls, fewest, most = (int(_number(field, count, 1)) for count in counts[:4])
+    called, calls, fewest_calls, most_calls = (int(_number(field, count, 1)) for count in counts[:4])
     period = int(_number(field, counts[4], 0)) if len(counts) > 4 else 0
-    return ModuleRun(_typical(field, time_ns, variance), min(called, steps), calls, fewest, most, period)
+    return ModuleRun(_typical(field, time_ns, variance), min(called, steps), calls, fewest_calls, most_calls, period)
 
 
 def _typical(field: str, time_ns: object, variance: object) -> Typical:
     return Typical(_number(field, time_ns, 1), _number(field, variance, 0, 1e6))
 
 
-def _number(field: str, value: object, least: float, most: float = 2.0**63) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{field}: not a number from {least:g} to {most:g}")
+def _number(field: str, value: object, minimum: float, maximum: float = 2.0**63) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+        raise ValueError(f"{field}: not a number from {minimum:g} to {maximum:g}")
     return float(value)

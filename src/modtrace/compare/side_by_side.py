@@ -1,4 +1,4 @@
-"""A step of each side as one timeline: two groups of processes whose steps begin at the same time."""
+"""A typical step of each side in one timeline: two groups of processes whose steps start at the same time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,15 +21,15 @@ SIDE_TITLES = ("before", "after")
 class TypicalStep(NamedTuple):
     """A typical step of one side."""
 
-    step: Timeline  # the spans that began in it, whole, and all else that is in it
-    start_ns: int  # when it began, Unix nanoseconds
-    duration_ns: int  # what it took
-    renamed: Mapping[str, str]  # names of modules here, and what they are called on the other side
-    by: GroupBy = "module"  # what is compared, modules or classes
+    step: Timeline  # spans that start in it, whole, and everything else in it
+    start_ns: int  # start, Unix nanoseconds
+    duration_ns: int
+    renamed: Mapping[str, str]  # names on the other side, by names on this one
+    by: GroupBy = "module"  # compared unit: module or class
 
 
 def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> TypicalStep:
-    """Return the typical step of a recording, as of `Timeline.summary`; raises ModtraceError if no step is whole."""
+    """Return the typical step of a recording, see `Timeline.summary`; raises ModtraceError if no step is whole."""
     typical = find_typical_step(timeline, step_by)
     step = take_steps(timeline, typical.step, typical.step + 1, step_by)
     bounds = find_step_bounds(without_gpu(timeline), step_by)
@@ -38,13 +38,14 @@ def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | 
 
 
 def side_by_side(sides: tuple[TypicalStep, TypicalStep]) -> Timeline:
-    """Return both steps in the time of the first, which the other is moved to; marks say whose they are."""
+    """Return both steps from the start of the first; the texts of marks end with their side."""
     shifts = [sides[0].start_ns - side.start_ns for side in sides]
     processes = [_processes(side.step, title) for side, title in zip(sides, SIDE_TITLES, strict=True)]
-    # Those of one rank above each other.
-    order = [process for pair in zip_longest(*(named.values() for named in processes)) for process in pair]
+    # The processes of one rank follow each other.
+    order = [process for pair in zip_longest(*(new_names.values() for new_names in processes)) for process in pair]
     parts = [
-        _moved(side, shift, named.__getitem__) for side, shift, named in zip(sides, shifts, processes, strict=True)
+        _moved(side, shift, new_names.__getitem__)
+        for side, shift, new_names in zip(sides, shifts, processes, strict=True)
     ]
     tracks = [track for part in parts for track in part.tracks]
     return replace(
@@ -62,17 +63,17 @@ def side_by_side(sides: tuple[TypicalStep, TypicalStep]) -> Timeline:
 def compared(
     timeline: Timeline, sides: tuple[TypicalStep, TypicalStep], notes: Sequence[str], changes: Sequence[Change]
 ) -> Comparison:
-    """Say for the page how each span of `side_by_side(sides)` changed."""
-    row_of = {(change.fqn, change.phase): index for index, change in enumerate(changes)}
+    """Return for the page the row of changes for each span of `side_by_side(sides)`."""
+    row_by_key = {(change.fqn, change.phase): index for index, change in enumerate(changes)}
     keys = [
         plain_fqn(name.fqn, side.renamed) if side.by == "module" else name.module_class
         for side in sides
         for name in side.step.names
     ]
-    of_name = np.array([[row_of.get((fqn, phase), -1) for phase in SAMPLED_PHASES] for fqn in keys], np.int32)
+    rows_by_name = np.array([[row_by_key.get((fqn, phase), -1) for phase in SAMPLED_PHASES] for fqn in keys], np.int32)
     columns = timeline.columns
     phase = columns.phase + len(PHASES) * on_gpu(timeline)
-    of_span = of_name.reshape(-1, len(SAMPLED_PHASES))[columns.name, phase]
+    row_by_span = rows_by_name.reshape(-1, len(SAMPLED_PHASES))[columns.name, phase]
     rows = [
         (
             *(change.fqn, change.phase, change.base_ns, change.new_ns),
@@ -81,7 +82,7 @@ def compared(
         )
         for change in changes
     ]
-    return Comparison(SIDE_TITLES, notes, rows, of_span)
+    return Comparison(SIDE_TITLES, notes, rows, row_by_span)
 
 
 def _processes(step: Timeline, title: str) -> dict[Process, Process]:
@@ -90,7 +91,7 @@ def _processes(step: Timeline, title: str) -> dict[Process, Process]:
 
 
 def _moved(side: TypicalStep, shift: int, process_of: Callable[[Process], Process]) -> Timeline:
-    """Return the modules of a side, and its counters, later by `shift` ns."""
+    """Return the modules and counters of a side, moved by `shift` ns."""
     counters = [replace(counter, time=np.maximum(counter.time, side.start_ns)) for counter in side.step.counters]
     part = replace(modules_only(side.step), counters=counters)
     return move_times(replace_processes(part, process_of), lambda times: times + shift)
@@ -98,7 +99,7 @@ def _moved(side: TypicalStep, shift: int, process_of: Callable[[Process], Proces
 
 def _marks(sides: tuple[TypicalStep, TypicalStep], shifts: Sequence[int]) -> list[Mark]:
     marks = [
-        # None is of kind "step": the two steps are not of one program.
+        # No mark has the kind "step": the two steps belong to different programs.
         Mark(mark.time_ns + shift, "mark", f"{'end of ' if mark.ends_step else ''}{mark.text}, {title}")
         for side, shift, title in zip(sides, shifts, SIDE_TITLES, strict=True)
         for mark in side.step.marks
