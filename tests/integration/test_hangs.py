@@ -104,10 +104,10 @@ def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path, last
         return  # whose flight recorder knows NCCL alone
     # torch's flight recorder counts from 1, from the beginning of the group on, and knows the line.
     (job / "dump").touch()
-    of_recorder = f"; the flight recorder says all_reduce #{counter + 1}, Float[8], called at hang_job.py:"
+    of_recorder = f"; the flight recorder has all_reduce #{counter + 1}, Float[8], called at hang_job.py:"
     # Each rank writes its dump when it comes to that; until those that wait have, it is said of whom one is.
     wait_for_hang(job, lambda hang: hang.counter == counter and of_recorder in hang.text)
 
     arguments = ["where", *map(str, sorted(job.glob("*.modtrace"))), "--flight-recorder", str(job)]
     printed = " ".join(CliRunner().invoke(commands, arguments).output.split())
-    assert re.search(rf"all_reduce #{counter} for .*{re.escape(said)}; the flight recorder says", printed)
+    assert re.search(rf"all_reduce #{counter} for .*{re.escape(said)}; the flight recorder has", printed)

@@ -20,7 +20,7 @@ from modtrace._errors import ModtraceError
 from modtrace._files import Folder, atomic_writer, work_folder
 from modtrace.live.follow import RingFollower
 from modtrace.live.triggers import parse_conditions
-from modtrace.live.watch import LookSink, Watcher
+from modtrace.live.watch import UpdateSink, Watcher
 from modtrace.live.whole_run import StepsFile, WholeRunWriter
 from modtrace.live.windows import KeepLimits, KeptFolder, WindowKeeper, kept_folder
 from modtrace.recording.kept_windows import KeptWindows, _start_watcher
@@ -107,7 +107,7 @@ def _trained(ring: Path, slow: int = 20) -> None:
 def _watch(shared: Shared, path: Path, before_look: Callable[[], object] = lambda: None) -> None:
     lines: list[str] = []
     folder = KeptFolder(kept_folder(path))
-    sinks: list[LookSink] = [StepsFile(folder, "steps.jsonl", lines.append), WholeRunWriter(lines.append, every_ns=0)]
+    sinks: list[UpdateSink] = [StepsFile(folder, "steps.jsonl", lines.append), WholeRunWriter(lines.append, every_ns=0)]
     keeper = WindowKeeper(folder, KeepLimits(), lines.append)
     watcher = Watcher([str(path)], parse_conditions("step > 3x"), keeper, lines.append, sinks, waits=False)
     before_look()
@@ -195,7 +195,7 @@ def test_a_window_that_the_program_asks_for_is_made_in_no_folder_of_others(share
     windows, warnings = KeptWindows(None, None), list[str]()
     ring = shared.folder / "run.modtrace"
     _trained(ring)
-    timeline = RingFollower(ring).look().timeline
+    timeline = RingFollower(ring).update().timeline
     assert timeline is not None
     shared.plant((how, "run.kept"))
     for _ in range(2):
@@ -248,9 +248,9 @@ def test_what_comes_of_a_ring_has_its_permissions(tmp_path: Path) -> None:
         ring.chmod(mode)
         lines: list[str] = []
         steps = StepsFile(KeptFolder(kept_folder(ring)), "steps.jsonl", lines.append)
-        named = StepsFile(KeptFolder(tmp_path, named=True), f"{mode}.jsonl", lines.append, named=True)
+        named = StepsFile(KeptFolder(tmp_path, is_named=True), f"{mode}.jsonl", lines.append, is_named=True)
         keeper = WindowKeeper(KeptFolder(kept_folder(ring)), KeepLimits(), lines.append)
-        sinks: list[LookSink] = [steps, named, WholeRunWriter(lines.append)]
+        sinks: list[UpdateSink] = [steps, named, WholeRunWriter(lines.append)]
         Watcher([str(ring)], parse_conditions("step > 3x"), keeper, lines.append, sinks).run(0)
         kept = tmp_path / "run.kept"
         made = [*kept.iterdir(), Path(whole_run_path(str(ring)))]
@@ -269,6 +269,6 @@ def test_a_ring_of_another_user_does_not_open_the_lines_of_ours(tmp_path: Path) 
         _trained(tmp_path / f"{name}.modtrace")
         (tmp_path / f"{name}.modtrace").chmod(mode)
         follower = RingFollower(tmp_path / f"{name}.modtrace")
-        steps.add_look(follower, follower.look())
+        steps.add_update(follower, follower.update())
     steps.close()
     assert stat.S_IMODE((tmp_path / "steps.jsonl").stat().st_mode) == 0o600

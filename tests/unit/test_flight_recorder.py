@@ -148,14 +148,14 @@ class Evil:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (pickle.dumps({"entries": [Evil()]}), "it asks for posix.system"),
+        (pickle.dumps({"entries": [Evil()]}), "it refers to posix.system"),
         (pickle.dumps([1, 2]), "it has no list of entries"),
-        (b"", "it is empty, or was cut"),
-        (pickle.dumps({"entries": []})[:-5], "it is empty, or was cut"),
+        (b"", "it is empty or truncated"),
+        (pickle.dumps({"entries": []})[:-5], "it is empty or truncated"),
         (b"MODTRACE", "not a flight recorder's dump"),
         (b'{"entries": 3}', "it has no list of entries"),
         (b'{"entries": ', "not a flight recorder's dump"),
-        (b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.", "it asks for builtins.eval"),
+        (b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.", "it refers to builtins.eval"),
     ],
 )
 def test_what_is_no_dump_is_an_error_and_runs_nothing(
@@ -250,7 +250,7 @@ def test_a_rank_without_a_dump_is_where_its_ring_says(tmp_path: Path) -> None:
     records = [record(rank, tmp_path, entry("barrier", 5, 24, "scheduled"), ranks="[0, 1, 2]") for rank in range(2)]
     (hang,) = find_all_hangs([state(2, stack=calls("GPT.h.6"), state="dead")], records)
     assert (hang.waiting, hang.unknown) == ((0, 1), (2,))
-    assert "of rank 2 there is no flight recorder's dump" in hang.text
+    assert "there is no flight recorder's dump of rank 2" in hang.text
     assert hang.text.endswith("; by the ring, rank 2: in forward GPT.h.6 for 25.0 s")
 
 
@@ -263,7 +263,7 @@ def test_a_hang_that_the_rings_tell_gets_what_the_recorder_knows(tmp_path: Path)
     (hang,) = find_all_hangs(rings, records)
     assert hang.text == (
         "rank 0 waits in all_reduce #1 for 9.0 s; rank 1 has not called it: in no module for 25.0 s; "
-        "the flight recorder says all_reduce #42, Float[8, 4], started on the device, called at train.py:15, train"
+        "the flight recorder has all_reduce #42, Float[8, 4], started on the device, called at train.py:15, train"
     )
 
 
@@ -275,8 +275,8 @@ def test_what_only_the_dump_of_another_rank_says_is_said_of_that_rank(tmp_path: 
     records = [record(1, tmp_path, entry("barrier", 41, 20), entry("broadcast", 42, 8, "started"), ranks="[0, 1]")]
     (hang,) = find_all_hangs(rings, records)
     assert hang.text == (
-        "rank 0 waits in all_reduce #1 for 9.0 s; rank 1 called broadcast #1 instead; the flight recorder says of "
-        "rank 1 broadcast #42, Float[8, 4], started on the device, called at train.py:15, train"
+        "rank 0 waits in all_reduce #1 for 9.0 s; rank 1 called broadcast #1 instead; the flight recorder of "
+        "rank 1 has broadcast #42, Float[8, 4], started on the device, called at train.py:15, train"
     )
 
 

@@ -70,7 +70,7 @@ def test_a_rank_in_no_module_and_one_without_a_ring_are_named() -> None:
     waiting = [state(rank, called("all_reduce", waits_s=2)) for rank in (0, 1)]
     assert text(*waiting, state(2)) == (
         "ranks 0-1 wait in all_reduce #0 for 2.0 s; rank 2 has not called it: in no module for 25.0 s; "
-        "of rank 3 there is no ring"
+        "there is no ring of rank 3"
     )
 
 

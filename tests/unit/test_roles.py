@@ -241,11 +241,7 @@ def test_who_waits_is_called_by_its_role_where_all_count_their_ranks_together(re
     [hang] = WhereResult(states, [], []).hangs
 
     waits = "trainer 0-1, rollout 2 wait" if reached else "trainer 0-1 wait"
-    then = (
-        "all ranks called it, so it does not complete"
-        if reached
-        else "rollout 2 has not called it: no ring tells where"
-    )
+    then = "all ranks called it, so it does not complete" if reached else "rollout 2 has not called it: place unknown"
     assert hang.text.startswith(f"{waits} in all_reduce #0 for 9.0 s; {then}")
 
 

@@ -106,11 +106,11 @@ def test_each_step_is_given_once_with_what_it_took(tmp_path: Path, every: int, m
     for number in range(40):
         training.step(data=number, head=3 * number, marks=marks)
         if number % every == every - 1:
-            given += follower.look().steps
+            given += follower.update().steps
             # The last one can still be ended later by another optimizer.
             assert [step.number for step in given] == list(range(number))
     training.script.close()
-    given += follower.look().steps
+    given += follower.update().steps
     assert follower.state == "ended"
     assert [(step.number, round((step.end_ns - step.start_ns) / MS)) for step in given] == [
         (number, 4 * number + 4 + marks) for number in range(40)
@@ -135,7 +135,7 @@ def test_a_ring_that_stops_while_it_is_read_is_read_to_its_end(tmp_path: Path, m
         return before._replace(records=read_ring(path, count).records)  # which are read behind the slots
 
     monkeypatch.setattr("modtrace.live.follow.read_ring", read_and_stop)
-    assert [step.number for step in follower.look().steps] == list(range(5))
+    assert [step.number for step in follower.update().steps] == list(range(5))
     assert follower.state == "ended"
 
 
@@ -144,10 +144,10 @@ def test_a_step_is_kept_with_those_around_it_once_they_have_ended(tmp_path: Path
     watcher, lines = watch(tmp_path / "run.modtrace", when="step > 3x; module *.head > 100ms")
     for number in range(40):
         training.step(head=500 if number == 20 else 5)
-        assert watcher.look()
+        assert watcher.poll()
         assert bool(kept(tmp_path / "run.kept")) == (number >= 23)
     training.script.close()
-    assert not watcher.look()
+    assert not watcher.poll()
     file = tmp_path / "run.kept" / "step20-module-.head+step.pftrace"
     assert kept(tmp_path / "run.kept") == [file.name]
     assert len(lines) == 1
@@ -189,7 +189,7 @@ def test_what_is_slow_is_kept_by_its_condition(
         training.step(**slow if number in (0, 20) else {})  # the first one sets up
     training.script.close()
     watcher, _ = watch(tmp_path / "run.modtrace", when=when)
-    assert not watcher.look()
+    assert not watcher.poll()
     assert kept(tmp_path / "run.kept") == ([] if name is None else [name])
 
 
@@ -211,7 +211,7 @@ def test_a_storm_stays_within_its_bounds(tmp_path: Path) -> None:
     files, lines = run("b", pause_ns=SECOND)
     assert files == sorted(steps[::3])
     first = "step 20 took 306 ms (step > 3x; usually 11 ms)"
-    assert lines[-2] == f"6 more were not kept, by --pause; the first: {first}"
+    assert lines[-2] == f"6 more windows were not kept because of --pause; the first: {first}"
     files, lines = run("c", pause_ns=0, max_kept=3)
     assert files == sorted(steps[:3])
     assert [line for line in lines if "--max-kept)" in line] == [
@@ -237,7 +237,7 @@ def test_a_moment_is_kept_of_all_ranks_of_a_folder(tmp_path: Path) -> None:
     for number in range(30):
         for rank, training in enumerate(ranks):
             training.step(head=300 if number == 20 and rank == 1 else 5, data=1 if number != 20 or rank == 1 else 296)
-        assert watcher.look()
+        assert watcher.poll()
     files = [f"step20-step/rank{rank}-step20-step.pftrace" for rank in range(3)]
     assert kept(tmp_path / "kept") == files
     assert len(lines) == 1
@@ -256,7 +256,7 @@ def test_a_rank_is_called_by_its_role_in_why_a_window_is_kept(tmp_path: Path, ro
     for number in range(24):
         for rank, training in enumerate(ranks):
             training.step(head=300 if (number, rank) == (20, 1) else 5)
-        watcher.look()
+        watcher.poll()
 
     [line] = lines
     assert f": {role or 'rank'} 1: step 20 took 306 ms (step > 3x; usually 11 ms)" in line
@@ -304,7 +304,7 @@ def test_a_hang_is_kept_once_with_where_it_is(tmp_path: Path, monkeypatch: pytes
     for quiet_s in (59, 61, 62):
         now = SimpleNamespace(monotonic_ns=lambda quiet_s=quiet_s: int(last) + quiet_s * SECOND)
         monkeypatch.setattr("modtrace.live.follow.time", now)
-        assert watcher.look()
+        assert watcher.poll()
         assert bool(lines) == (quiet_s > 59)
     assert len(lines) == 1
     assert kept(tmp_path / "run.kept") == ["step10-hang.pftrace"]
@@ -334,7 +334,7 @@ def test_a_hang_is_named_by_the_rank_that_others_wait_for(
     monkeypatch.setattr("modtrace.live.rank_state.time", now)
     watcher, lines = watch(tmp_path, when="hang 60s")
 
-    assert watcher.look()
+    assert watcher.poll()
 
     waiting = {0: "1-2", 1: "0, 2", 2: "0-1"}[late]
     waits = (
@@ -365,11 +365,11 @@ def test_what_is_overwritten_before_a_look_is_counted(tmp_path: Path) -> None:
     follower = RingFollower(tmp_path / "run.modtrace")
     training.step()
     training.step()
-    assert len(follower.look().steps) == 1
+    assert len(follower.update().steps) == 1
     for _ in range(98):
         training.step()
     training.script.close()
-    given = follower.look().steps
+    given = follower.update().steps
     # 700 events in all, 14 of which were read; 64 remain: the last nine steps, the first of them cut.
     assert follower.missed_events == 700 - 14 - 64
     assert [step.number for step in given] == list(range(91, 100))
@@ -409,18 +409,18 @@ def test_a_broken_ring_is_named_once(tmp_path: Path) -> None:
     watcher, lines = watch(tmp_path, "step > 3x")
     for number in range(22):
         training.step(head=300 if number == 19 else 5)
-    assert watcher.look()
+    assert watcher.poll()
     wrong = "not a ring file (it does not begin with MODTRACE and a header)"
     broken = [f"{tmp_path}/a.modtrace: {wrong}", f"{tmp_path}/b.modtrace: {wrong}"]
     assert lines == broken
     # One that breaks while it is followed: its windows are not tried.
     os.truncate(tmp_path / "run.modtrace", 8)
-    assert watcher.look()
-    assert watcher.look()
+    assert watcher.poll()
+    assert watcher.poll()
     assert lines == [*broken, f"{tmp_path}/run.modtrace: {wrong}"]
     training.script.close()
     assert not watcher.run(0)
-    not_read = "its end was not read, as it could not be"
+    not_read = "the end of the ring could not be read"
     assert lines[-2:] == [f"{tmp_path}/run.modtrace: {not_read}", "ended: 0 kept"]
 
 
@@ -430,7 +430,7 @@ def test_a_ring_that_a_new_run_replaces_is_followed_to_its_end(tmp_path: Path) -
     watcher, _ = watch(path)
     for _ in range(20):
         training.step()
-    assert watcher.look()
+    assert watcher.poll()
     os.rename(path, tmp_path / "run.1.modtrace")
     other = Training(path)
     for _ in range(30):
@@ -438,7 +438,7 @@ def test_a_ring_that_a_new_run_replaces_is_followed_to_its_end(tmp_path: Path) -
     for number in range(10):
         training.step(head=300 if number == 5 else 5)
     training.script.close()
-    assert not watcher.look()
+    assert not watcher.poll()
     assert kept(tmp_path / "run.kept") == ["step25-step.pftrace"]
 
 
@@ -449,7 +449,7 @@ def test_a_quiet_run_keeps_nothing_and_makes_no_folder(tmp_path: Path) -> None:
     )
     for _ in range(60):
         training.step()
-        watcher.look()
+        watcher.poll()
     training.script.close()
     watcher.run(0)
     assert lines == ["ended: 0 kept"]
@@ -487,7 +487,7 @@ def test_each_step_has_a_line(tmp_path: Path) -> None:
         lines_file(tmp_path),
         RingFollower(tmp_path / "run.modtrace"),
     )
-    steps.add_look(follower, follower.look())
+    steps.add_update(follower, follower.update())
     steps.close()
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(40)]
@@ -514,7 +514,7 @@ def test_the_lines_of_the_last_three_runs_are_kept_under_numbers(tmp_path: Path)
             lines_file(tmp_path),
             RingFollower(tmp_path / "run.modtrace"),
         )
-        steps.add_look(follower, follower.look())
+        steps.add_update(follower, follower.update())
         steps.close()
         with (tmp_path / "steps.jsonl").open("a") as file:
             file.write(f"{run}")
@@ -530,10 +530,10 @@ def test_two_watchers_of_one_ring_have_a_file_of_lines_each(tmp_path: Path) -> N
         if number == 6:
             watchers.append((lines_file(tmp_path), RingFollower(tmp_path / "run.modtrace")))
         for steps, follower in watchers:
-            steps.add_look(follower, follower.look())
+            steps.add_update(follower, follower.update())
     training.script.close()
     for steps, follower in watchers:
-        steps.add_look(follower, follower.look())
+        steps.add_update(follower, follower.update())
         steps.close()
 
     for name in ("steps.1.jsonl", "steps.jsonl"):
@@ -567,7 +567,7 @@ def test_after_a_bound_every_second_step_has_a_line_then_every_fourth(tmp_path: 
     training.step()
     for _ in range(34):
         training.step()
-        steps.add_look(follower, follower.look())
+        steps.add_update(follower, follower.update())
     steps.close()
     numbers = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert numbers == [*range(8), *range(8, 24, 2), *range(24, 34, 4)]
@@ -580,7 +580,7 @@ def test_metrics_are_open_metrics_of_the_steps(tmp_path: Path) -> None:
         training.step(head=100 * number)
     training.script.close()
     follower, metrics = RingFollower(tmp_path / "run.modtrace"), Metrics(0)
-    metrics.add_look(follower, follower.look())
+    metrics.add_update(follower, follower.update())
     url = f"http://127.0.0.1:{metrics.port}/metrics"
     with urllib.request.urlopen(url) as answer:
         text = answer.read().decode()
@@ -646,9 +646,9 @@ def test_a_ring_that_cannot_be_read_for_a_while_is_read_to_its_end(tmp_path: Pat
         training.step(head=300 if number == 20 else 5)
         if 10 <= number < 22:
             with no_descriptors():
-                assert watcher.look()
+                assert watcher.poll()
         else:
-            assert watcher.look()
+            assert watcher.poll()
     training.script.close()
 
     assert watcher.run(0)
@@ -665,18 +665,18 @@ def test_a_ring_whose_end_is_never_read_is_an_error(tmp_path: Path, damage: str)
     training, path = Training(tmp_path / "run.modtrace"), tmp_path / "run.modtrace"
     watcher, lines = watch(path)
     training.step()
-    assert watcher.look()
+    assert watcher.poll()
     if damage == "cut":
         os.truncate(path, 100)
     else:
         with path.open("r+b") as file:
             file.write(bytes(4096))
     for _ in range(100):  # the process lives
-        assert watcher.look()
+        assert watcher.poll()
     training.script.close()
 
     assert not watcher.run(0)
-    assert lines[-2:] == [f"{path}: its end was not read, as it could not be", "ended: 0 kept"]
+    assert lines[-2:] == [f"{path}: the end of the ring could not be read", "ended: 0 kept"]
     (tmp_path / "other.modtrace").write_text("no ring, and never was one")
     assert watch(tmp_path / "other.modtrace")[0].run(0)
 
@@ -697,15 +697,15 @@ def test_lines_that_find_no_room_come_later(tmp_path: Path, monkeypatch: pytest.
         with monkeypatch.context() as real:
             real.setattr(os, "write", write)
             training.step()
-        steps.add_look(follower, follower.look())
+        steps.add_update(follower, follower.update())
     with monkeypatch.context() as real:
         real.setattr(os, "write", write)
         training.script.close()
-    steps.add_look(follower, follower.look())
+    steps.add_update(follower, follower.update())
     steps.close()
 
     assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [*range(12)]
-    assert said == [f"{tmp_path}/steps.jsonl: No space left on device; what is missing waits"]
+    assert said == [f"{tmp_path}/steps.jsonl: No space left on device; unwritten lines are kept and written later"]
 
 
 def test_idle_connections_do_not_keep_the_metrics_from_others(tmp_path: Path) -> None:

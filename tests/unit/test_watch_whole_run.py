@@ -76,9 +76,9 @@ def test_a_whole_run_is_what_numpy_says_of_all_durations(
     for number in range(steps):
         run.step()
         if number % every == every - 1:
-            writer.add_look(follower, follower.look())
+            writer.add_update(follower, follower.update())
     run.script.close()
-    writer.add_look(follower, follower.look())
+    writer.add_update(follower, follower.update())
     writer.close()
 
     values = json.loads(Path(whole_run_path(str(path))).read_text())
@@ -104,7 +104,7 @@ def test_what_was_overwritten_before_a_look_is_said(tmp_path: Path) -> None:
         run.step()
     run.script.close()
     follower, writer = RingFollower(path), WholeRunWriter(pytest.fail)
-    writer.add_look(follower, follower.look())
+    writer.add_update(follower, follower.update())
     values = json.loads(Path(whole_run_path(str(path))).read_text())
     # The last 64 events are two whole steps of 31, and two of the step before.
     assert (values["missed_events"], values["steps"]) == (10 * 31 - 64, 2)
@@ -120,15 +120,15 @@ def test_a_watcher_that_comes_late_leaves_the_file_to_the_first(tmp_path: Path) 
     for number in range(40):
         training.step()
         if number % 5 == 0:
-            first.add_look(follower, follower.look())
+            first.add_update(follower, follower.update())
     late_follower = RingFollower(path)
-    late.add_look(late_follower, late_follower.look())
+    late.add_update(late_follower, late_follower.update())
     training.script.close()
     for writer, following in ((first, follower), (late, late_follower)):
-        writer.add_look(following, following.look())
+        writer.add_update(following, following.update())
         writer.close()
     assert json.loads(Path(whole_run_path(str(path))).read_text())["steps"] == 40
-    assert lines == [f"{path}.whole.json: a watcher that began earlier writes it"]
+    assert lines == [f"{path}.whole.json: another watcher, started earlier, writes this file"]
 
 
 def test_summary_speaks_of_the_whole_run(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_summary_speaks_of_the_whole_run(tmp_path: Path) -> None:
     for number in range(200):
         training.step(head=500 if number == 100 else 5)
         if number % 5 == 0:
-            writer.add_look(follower, follower.look())
+            writer.add_update(follower, follower.update())
     training.script.close()
-    writer.add_look(follower, follower.look())
+    writer.add_update(follower, follower.update())
     text = CliRunner().invoke(commands, ["summary", str(path)]).stdout
     assert "whole run: 200 steps, step p50 11." in text
     assert ", slowest 506.0" in text
@@ -174,7 +174,7 @@ def test_the_file_follows_the_ring_to_its_number(tmp_path: Path) -> None:
     training.step()
     training.script.close()
     follower, writer = RingFollower(path), WholeRunWriter(pytest.fail)
-    writer.add_look(follower, follower.look())
+    writer.add_update(follower, follower.update())
     Training(path)
     assert Path(whole_run_path(str(tmp_path / "run.1.modtrace"))).exists()
     assert not Path(whole_run_path(str(path))).exists()

@@ -43,7 +43,7 @@ def test_stacks_come_from_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         f"Process {os.getpid()}: dump --pid",
         "",
         "--- rank 5",
-        f"pid {1 << 30}: no stacks, as it does not run on this machine",
+        f"pid {1 << 30}: no stacks, because it does not run on this machine",
     ]
 
 
@@ -125,9 +125,9 @@ def test_stacks_are_not_asked_of_a_process_that_has_not_the_file_open(
     stacks = f"{ring}.stacks"
     assert [done.stdout.splitlines()[-1] for done in (without, with_file, with_link, with_pipe)] == [
         f"pid {process.pid}: no stacks: {stacks}: No such file or directory",
-        f"pid {process.pid}: no stacks: it does not listen to signal 10 for {stacks}",
+        f"pid {process.pid}: no stacks: it has not registered signal 10 for {stacks}",
         f"pid {process.pid}: no stacks: {stacks}: Too many levels of symbolic links",
-        f"pid {process.pid}: no stacks: it does not listen to signal 10 for {stacks}",
+        f"pid {process.pid}: no stacks: it has not registered signal 10 for {stacks}",
     ]
     assert told == ""
 

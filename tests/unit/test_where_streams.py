@@ -209,7 +209,7 @@ def test_what_is_not_known_is_said_to_be_so() -> None:
     assert [line.removeprefix("device 0, stream 7 ") for line in lines[2:]] == [
         "unknown; last read: forward Net; 1 call queued and not read 7.0 s",
         "unknown; nothing was read; 3 calls queued and not read 11.0 s",
-        "unknown; last read: forward Net; what is queued got no events 7.0 s",
+        "unknown; last read: forward Net; queued calls have no events 7.0 s",
         "forward Net; at least 2 calls queued behind it 10.0 s",
     ]
 

@@ -1,6 +1,6 @@
-"""Where ranks are, in words: their open modules, how long, and which ranks are in the same place.
+"""Texts on the places of ranks: their open modules, the time there, and groups of ranks in the same place.
 
-In a hang the rank that is elsewhere is the one to look at.
+In a hang, the rank in another place is usually the cause.
 """
 
 from collections import Counter
@@ -16,30 +16,29 @@ from .streams import StreamState
 
 
 def format_durations(seconds: Sequence[float]) -> str:
-    """Return seconds for people: the shortest and the longest."""
+    """Return the shortest and the longest duration as text, given seconds."""
     shortest, longest = duration_text(min(seconds)), duration_text(max(seconds))
     return shortest if shortest == longest else f"{shortest} to {longest}"
 
 
 _OUTSIDE = "backward, in a node outside all modules"
 _MAX_NAMED_MODULES = 4
-"""The most modules that the headline names beside the one with the most ranks."""
+"""Maximum number of modules that the headline names, in addition to the module with the most ranks."""
 _MAX_NAMED_FILES = 2
-"""The most files without a rank that the label of a group names, so that a line stays readable."""
+"""Maximum number of files without a rank that the label of a group names."""
 
 StackKey = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-"""For each thread with open calls its name and the (fqn, phase) of these, outermost first."""
+"""(thread name, (fqn, phase) of each open call, outermost first) of each thread with open calls."""
 StreamKey = tuple[int, int, tuple[tuple[str, str], ...], bool, str]
-"""For each stream the index of its device among those of the process, its id, its (fqn, phase), and whether these are
-known."""
+"""(index of the device in the process, stream id, (fqn, phase) of each open call, are they known, collective)."""
 
 
 class RankGroup(NamedTuple):
     """Ranks that are in the same modules.
 
     Attributes:
-        ranks: in order of their ranks.
-        stacks: for each thread with open calls its name and the (fqn, phase) of these, outermost first.
+        ranks: states of the ranks, in order.
+        stacks: (thread name, (fqn, phase) of each open call, outermost first) of each thread with open calls.
     """
 
     ranks: tuple[RankState, ...]
@@ -56,9 +55,9 @@ class RankGroup(NamedTuple):
 
     @property
     def innermost(self) -> str:
-        """The fqn of the innermost open module of its first thread, or what it waits for; else of a stream.
+        """The innermost open module of the first thread, or its wait in backward; otherwise of a stream.
 
-        Without any of these it is the range that its first thread is in, then what it calls of others, or "".
+        Without a module, it is the range of the first thread, or the pending collective, send or receive, or "".
         """
         calls = min((calls for _, calls in self.stacks), key=lambda calls: calls[-1][1] in CATEGORIES, default=None)
         if calls is None or calls[-1][1] in CATEGORIES:
@@ -71,7 +70,7 @@ class RankGroup(NamedTuple):
 
 
 def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
-    """Return groups of ranks with the same state, step and open modules, or else calls; smaller groups first."""
+    """Return groups of ranks with the same state, step and open modules (or pending call), smaller groups first."""
     ranks_by_key: dict[tuple[str, int | None, StackKey | str, tuple[StreamKey, ...]], list[RankState]] = {}
     for state in sorted(states, key=lambda state: (state.rank is None, state.rank or 0, state.path)):
         threads = [thread for thread in state.threads if thread.calls]
@@ -86,7 +85,7 @@ def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
 
 
 def _stream_keys(streams: Sequence[StreamState]) -> tuple[StreamKey, ...]:
-    """Return the keys of streams, which are equal also if the devices of ranks have different numbers."""
+    """Return the keys of streams, which do not depend on the device numbers of a rank."""
     devices = sorted({stream.device for stream in streams})
     keys = []
     for stream in streams:
@@ -96,22 +95,22 @@ def _stream_keys(streams: Sequence[StreamState]) -> tuple[StreamKey, ...]:
 
 
 def headline(groups: Sequence[RankGroup]) -> str:
-    """Return in one line which ranks are in which module (`rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn`).
+    """Return one line on the modules of all ranks (`rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn`).
 
-    Of a range it says for how long (`rank 3 is in data loading for 31.0 s (usually 4.0 ms), …`); of ranks that died,
-    where and after which step (`rank 3 died in GPT.h.7, after step 12`); of others that ended, where they were.
+    It adds the duration of a range (`rank 3 is in data loading for 31.0 s (usually 4.0 ms), …`), and the last step of
+    dead ranks (`rank 3 died in GPT.h.7, after step 12`). For stopped ranks it names the place at their end.
     """
-    dead, ended = ([group for group in groups if group.ranks[0].state == state] for state in ("dead", "stopped"))
-    others = [group for group in groups if group.ranks[0].state not in ("dead", "stopped")]
+    dead, stopped = ([group for group in groups if group.ranks[0].state == state] for state in ("dead", "stopped"))
+    running = [group for group in groups if group.ranks[0].state not in ("dead", "stopped")]
     clauses = []
     if dead:
         steps = sorted({state.step for group in dead for state in group.ranks if state.step is not None})
         after = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else ""
         clauses.append(_places_clause(dead, "died", "died") + (f", after {after}" if after else ""))
-    if ended:
-        when = "when it ended" if sum(len(group.ranks) for group in ended) == 1 else "when they ended"
-        clauses.append(f"{_places_clause(ended, 'was', 'were')} {when}")
-    return "; ".join([*clauses, *([_places_clause(others, "is", "are")] if others else [])])
+    if stopped:
+        when = "when it ended" if sum(len(group.ranks) for group in stopped) == 1 else "when they ended"
+        clauses.append(f"{_places_clause(stopped, 'was', 'were')} {when}")
+    return "; ".join([*clauses, *([_places_clause(running, "is", "are")] if running else [])])
 
 
 def _places_clause(groups: Sequence[RankGroup], verb_of_one: str, verb_of_several: str) -> str:
@@ -120,15 +119,15 @@ def _places_clause(groups: Sequence[RankGroup], verb_of_one: str, verb_of_severa
         ranks_in.setdefault(group.innermost, []).extend(group.ranks)
     merged = [(RankGroup(tuple(ranks), ()), module) for module, ranks in ranks_in.items()]
     merged.sort(key=lambda pair: len(pair[0].ranks))
-    left = merged[_MAX_NAMED_MODULES:-1] if len(merged) > _MAX_NAMED_MODULES + 2 else []
-    if left:
+    unnamed = merged[_MAX_NAMED_MODULES:-1] if len(merged) > _MAX_NAMED_MODULES + 2 else []
+    if unnamed:
         del merged[_MAX_NAMED_MODULES:-1]
     parts = []
     for index, (group, module) in enumerate(merged):
         count = len(group.ranks)
-        if left and index == len(merged) - 1:
-            elsewhere = sum(len(other.ranks) for other, _ in left)
-            parts += [f"{elsewhere} in {len(left)} more modules", f"{count} in {_headline_place(module, group.ranks)}"]
+        if unnamed and index == len(merged) - 1:
+            parts.append(f"{sum(len(omitted.ranks) for omitted, _ in unnamed)} in {len(unnamed)} more modules")
+            parts.append(f"{count} in {_headline_place(module, group.ranks)}")
             break
         label = group.label
         if index == len(merged) - 1 and index > 0 and count > 1:
@@ -148,7 +147,7 @@ def _headline_place(innermost: str, states: Sequence[RankState]) -> str:
 
 
 def format_stack(calls: Sequence[tuple[str, str]] | Sequence[OpenCall]) -> str:
-    """Return a stack in one line: each module below the one around it (`forward GPT › h.7 › mlp`)."""
+    """Return a stack as one line, outermost module first (`forward GPT › h.7 › mlp`)."""
     parts = []
     outer_fqn, outer_phase = "", ""
     for fqn, phase, *_ in calls:
@@ -172,7 +171,7 @@ def _format_wait(fqn: str) -> str:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as ranges, with a stride if there is one (`0-2, 5`, `0-24:8`)."""
+    """Return numbers as ranges, possibly with a stride (`0-2, 5`, `0-24:8`)."""
     return rank_list(numbers).replace(",", ", ")
 
 
@@ -180,30 +179,30 @@ _DEFAULT_NAME = "0"
 _TOWARDS = {"send": "to", "recv": "from"}
 
 
-def processes_phrase(places: Iterable[tuple[str, int]]) -> str:
-    """Return processes as a subject, by their roles and ranks (`ranks 0-2, 5`, `trainer 0-2, rollout 3`)."""
-    of_role: dict[str, list[int]] = {}
-    for role, rank in places:
-        of_role.setdefault(role, []).append(rank)
-    nouns = {role: role or ("rank" if len(ranks) == 1 else "ranks") for role, ranks in of_role.items()}
-    return ", ".join(f"{nouns[role]} {format_ranges(ranks)}" for role, ranks in of_role.items())
+def processes_phrase(processes: Iterable[tuple[str, int]]) -> str:
+    """Return (role, rank) pairs as the subject of a sentence (`ranks 0-2, 5`, `trainer 0-2, rollout 3`)."""
+    ranks_by_role: dict[str, list[int]] = {}
+    for role, rank in processes:
+        ranks_by_role.setdefault(role, []).append(rank)
+    nouns = {role: role or ("rank" if len(ranks) == 1 else "ranks") for role, ranks in ranks_by_role.items()}
+    return ", ".join(f"{nouns[role]} {format_ranges(ranks)}" for role, ranks in ranks_by_role.items())
 
 
 def format_call(call: Blocked, group: Group, by_flight_recorder: bool = False) -> str:
-    """Return which collective it is (`all_reduce #812 of group mesh_tp`)."""
+    """Return the description of a collective (`all_reduce #812 of group mesh_tp`)."""
     numbered_by = " (the flight recorder's number)" if by_flight_recorder else ""
     return f"{call.operator} #{call.counter}{numbered_by}{_format_group(group)}"
 
 
 def pending_call(state: RankState) -> str:
-    """Return the first collective, send or receive that a rank has not completed, as its recording ended; or ""."""
+    """Return the first incomplete collective, send or receive of a rank as text; "" if there is none."""
     if state.state == "stopped":
         return ""
     return min(((call.since_ns, text) for call, text in blocked_calls(state)), default=(0, ""))[1]
 
 
 def blocked_calls(state: RankState, by_flight_recorder: bool = False) -> list[tuple[Blocked, str]]:
-    """Return the calls that a rank has not completed, each with its description."""
+    """Return the incomplete calls of a rank, each with its description."""
     calls = [
         (progress.blocked, format_call(progress.blocked, progress.group, by_flight_recorder))
         for progress in state.progress.groups
@@ -217,9 +216,9 @@ def blocked_calls(state: RankState, by_flight_recorder: bool = False) -> list[tu
 
 
 def format_peer_call(call: Blocked, progress: PeerProgress, by_flight_recorder: bool = False) -> str:
-    """Return which send or receive it is (`recv #5 from rank 1`)."""
+    """Return the description of a send or receive (`recv #5 from rank 1`)."""
     peer = global_rank(progress.group, progress.peer)
-    # A flight recorder does not know how many came before.
+    # A flight recorder has no such counter.
     number = "" if by_flight_recorder else f" #{call.counter}"
     text = f"{progress.operator}{number}{_format_group(progress.group)}"
     return f"{text} {_TOWARDS[progress.operator]} " + ("any rank" if peer is None else f"rank {peer}")
@@ -237,16 +236,16 @@ def _format_group(group: Group) -> str:
 
 
 def in_place(place: str) -> str:
-    """Return `, in PLACE`, the end of a clause; empty for no place."""
+    """Return `, in PLACE` for the end of a clause; empty for an empty place."""
     if not place:
         return ""
     return f", {place}" if place.startswith("most in ") else f", in {place}"
 
 
 def common_place(states: Sequence[RankState], tids: Sequence[int]) -> str:
-    """Return the modules that more than half of the threads are in; else an empty text.
+    """Return the modules that more than half of the threads are in; otherwise an empty text.
 
-    A thread of id 0 is the first one that is in a module, or else in a range.
+    Thread id 0 stands for the first thread in a module, or else in a range.
     """
     stacks = Counter(_stack_of(state, tid) for state, tid in zip(states, tids, strict=True))
     stack, count = stacks.most_common(1)[0]
@@ -261,20 +260,20 @@ def _stack_of(state: RankState, tid: int) -> str:
 
 
 def by_place(states: Sequence[RankState], waits: Mapping[int, str]) -> list[tuple[RankGroup, str]]:
-    """Return ranks by place: with the module, for how long they are there, and for how long usually."""
-    together: dict[tuple[str, str], list[RankState]] = {}
+    """Return groups of ranks by place, each with a text on the module, the time there, and the usual time."""
+    states_by_place: dict[tuple[str, str], list[RankState]] = {}
     for state in states:
         thread = _main_thread(state)
         wait = waits.get(state.rank, "") if state.rank is not None else ""
-        together.setdefault((format_stack(thread.calls) if thread else "", wait), []).append(state)
+        states_by_place.setdefault((format_stack(thread.calls) if thread else "", wait), []).append(state)
     return [
         (RankGroup(tuple(members), ()), _describe_place(stack, wait, members) + _describe_workers(members))
-        for (stack, wait), members in together.items()
+        for (stack, wait), members in states_by_place.items()
     ]
 
 
 def workers(state: RankState) -> dict[int, str]:
-    """Return the places of the child processes of a process that waits for its DataLoader, see `child_processes`."""
+    """Return pid -> place of the child processes of a process that waits for its DataLoader, see `child_processes`."""
     thread = _main_thread(state)
     is_loading = thread is not None and thread.calls[-1].phase == "data loading"
     return child_processes(state.pid) if is_loading and state.state == "running" and state.known_pid else {}
@@ -293,16 +292,16 @@ def _describe_place(stack: str, wait: str, states: Sequence[RankState]) -> str:
         verb = "it waits" if len(states) == 1 else "they wait"
         return f"{verb} in {wait}" + (f", in {stack}" if stack else "")
     if not any(state.threads for state in states):
-        return "no ring tells where"
+        return "place unknown"
     if not stack:
         return f"in no module for {format_durations([(s.now_ns - s.last_ns) / 1e9 for s in states])}"
     innermost = [(state, thread.calls[-1]) for state in states if (thread := _main_thread(state))]
     text = f"in {stack} for {format_durations([(state.now_ns - call.since_ns) / 1e9 for state, call in innermost])}"
-    usual = [ns / 1e9 for state, call in innermost if (ns := state.usual_ns.get((call.fqn, call.phase))) is not None]
-    return text + (f" (usually {format_durations(usual)})" if usual else "")
+    usual_s = [ns / 1e9 for state, call in innermost if (ns := state.usual_ns.get((call.fqn, call.phase))) is not None]
+    return text + (f" (usually {format_durations(usual_s)})" if usual_s else "")
 
 
 def _main_thread(state: RankState) -> ThreadStack | None:
-    """Return the first thread that is in a module, else the first one that is in a range."""
+    """Return the first thread in a module, or else in a range."""
     threads = [thread for thread in state.threads if thread.calls]
     return min(threads, key=lambda thread: thread.calls[-1].phase in CATEGORIES, default=None)

@@ -1,4 +1,4 @@
-"""One ring file → where its process is, and how far it is with collectives, sends and receives."""
+"""One ring file → the open calls of its process, and its progress in collectives, sends and receives."""
 
 import os
 import time
@@ -25,80 +25,75 @@ _ENOUGH_STEPS = 4
 ANY_PEER = -1
 """The peer of a receive from any sender."""
 _MAX_OPERATORS = 256
-"""How many of the last collectives of a group are kept by name."""
+"""Maximum number of a group's last collectives whose operators are stored."""
 
 
 class Blocked(NamedTuple):
     """A collective, a send or a receive that was called and is not complete."""
 
-    operator: str  # as `torch.distributed` calls it
-    counter: int  # which collective of its group it is; for a send or receive which one with its peer
-    since_ns: int  # when the wait for it began, or its call; monotonic nanoseconds
-    tid: int = 0  # of the thread that called it, as the operating system has it; 0 if that is not known
-    details: tuple[str, ...] = ()  # what else is known of it, as texts
+    operator: str  # name in `torch.distributed`
+    counter: int  # number of the collective in its group, or of the send or receive with its peer
+    since_ns: int  # start of the wait or of the call, monotonic ns
+    tid: int = 0  # thread id in the operating system; 0 if unknown
+    details: tuple[str, ...] = ()  # further facts about the call, as texts
 
 
 class GroupProgress(NamedTuple):
-    """How far one process is with the collectives of one group."""
+    """The progress of one process in the collectives of one group."""
 
     group: Group  # the group
-    last: int  # the counter of the last one that was called; -1 if none was
-    recent: tuple[str, ...]  # the operators of the last ones, in order; empty texts if they are not known
-    blocked: Blocked | None  # the first one that is not complete, as far as the engine can know; else None
-    sizes: tuple[int, ...] = ()  # the bytes of the same; -1 if they are not known
+    last: int  # counter of the last called collective; -1 if none was called
+    recent: tuple[str, ...]  # operators of the last collectives, in order; empty texts if unknown
+    blocked: Blocked | None  # the first incomplete collective, as far as the engine knows
+    sizes: tuple[int, ...] = ()  # bytes of the collectives in `recent`; -1 if unknown
 
     def call(self, counter: int) -> tuple[str, int]:
-        """Return the operator and the bytes of the one with this counter; empty and -1 if they are not known."""
+        """Return the operator and the bytes of the collective with this counter; empty and -1 if unknown."""
         index = len(self.recent) - 1 - (self.last - counter)
         is_known = 0 <= index < len(self.recent)
         return self.recent[index] if is_known else "", self.sizes[index] if is_known and self.sizes else -1
 
 
 class PeerProgress(NamedTuple):
-    """How far one process is with its sends to, or its receives from, one other."""
+    """The progress of one process in its sends to, or its receives from, one peer."""
 
-    group: Group  # the group that they are called on
+    group: Group  # the group of the calls
     operator: str  # "send" or "recv"
-    peer: int  # the rank in the group at the other end, or `ANY_PEER`
-    last: int  # the counter of the last one that was called
-    blocked: Blocked | None  # the first one that is not complete; else None
+    peer: int  # rank in the group at the other end, or `ANY_PEER`
+    last: int  # counter of the last call
+    blocked: Blocked | None  # the first incomplete call
 
 
 class RankProgress(NamedTuple):
-    """How far one process has come."""
+    """The progress of one process in all groups and with all peers."""
 
-    # With the collectives of each group that has any in the ring, or that the ring knows.
-    groups: tuple[GroupProgress, ...] = ()
-    peers: tuple[PeerProgress, ...] = ()  # with the sends and receives of each pair
-    # The oldest event that was read, monotonic nanoseconds; earlier calls are not known. None if the ring holds all of
-    # the recording.
-    first_ns: int | None = None
+    groups: tuple[GroupProgress, ...] = ()  # one entry per group that the ring contains
+    peers: tuple[PeerProgress, ...] = ()  # one entry per peer, group and direction
+    first_ns: int | None = None  # monotonic ns of the oldest event read; None if all of the recording was read
 
 
 class RankState(NamedTuple):
-    """Where one process is, or was when it ended.
+    """The state of one process now, or when it ended.
 
     Attributes:
-        path: its ring file.
+        path: path of its ring file.
         rank: its distributed rank, or None.
         pid: its process id.
         engine: "native" or "python".
-        state: "running"; "stopped", the recording ended in good order; "dead", the process is gone and the recording
-            had not ended; "unknown", that cannot be known: it runs on another host or in another PID namespace, and its
-            lock cannot be seen from here.
-        step: the number of the last step that ended, or None if the ring holds none.
-        threads: what each thread is in.
-        now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
-            event where it has ended.
-        last_unix_ns: its last event, Unix nanoseconds.
-        usual_ns: what the innermost open calls usually take, by (fqn, phase), as far as the ring knows.
-        progress: how far it is with collectives, sends and receives.
+        state: "running"; "stopped" if the recording was ended; "dead" if the process ended without ending the
+            recording; "unknown" if it runs on another host, or in another PID namespace where its lock is not visible.
+        step: number of the last step that ended, or None if the ring contains none.
+        threads: the open calls of each thread.
+        now_ns: end of durations, monotonic ns of the recording's host: now, or the last event if the recording ended.
+        last_unix_ns: Unix nanoseconds of its last event.
+        usual_ns: (fqn, phase) -> median duration of the innermost open calls, as far as the ring has earlier calls.
+        progress: its progress in collectives, sends and receives.
         stacks_signal: the signal on which it writes its Python stacks, or None.
-        streams: what the streams of its devices are in, where it records device times.
-        memory: what it says of memory: an allocation that failed, what grows, or what it held when it died.
-        known_pid: whether `pid` names it here too, and not in another PID namespace only.
-        unsaved: what is lost because it died before it saved; else empty.
-        role: what it does in its job; empty if that is not known.
+        streams: the open calls of its devices' streams, if it records device times.
+        memory: sentences on memory: a failed allocation, memory that grows, or memory held when it died.
+        known_pid: whether `pid` is valid in this PID namespace.
+        unsaved: description of the data lost because it died before it saved; empty if none is lost.
+        role: its role in its job; empty if unknown.
     """
 
     path: str
@@ -120,18 +115,18 @@ class RankState(NamedTuple):
     role: str = ""
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """Sentences on it beside where it is: on memory, and on what is lost."""
+    def notes(self) -> tuple[str, ...]:
+        """Further sentences on the process: about memory, and about lost data."""
         return (*self.memory, *([unsaved_sentence(self.unsaved)] if self.unsaved else []))
 
     @property
     def label(self) -> str:
-        """Its name in sentences: its role and rank, else its file."""
+        """Its name in sentences: role and rank, or else the file name."""
         return process_label(self.role, self.rank) or os.path.basename(self.path)
 
     @property
     def last_ns(self) -> int:
-        """When the last event was, in nanoseconds of the same clock as `now_ns`."""
+        """The time of the last event, ns of the same clock as `now_ns`."""
         return max((thread.last_ns for thread in self.threads), default=self.now_ns)
 
     @property
@@ -140,20 +135,20 @@ class RankState(NamedTuple):
         return tuple(filter(self.seems_hung, self.threads))
 
     def seems_hung(self, thread: ThreadStack) -> bool:
-        """Return whether a running thread's innermost call takes much longer than it usually does.
+        """Return whether a running thread's innermost call lasts much longer than usual.
 
-        If no thread is in a call, the one that wrote last seems hung after a minute without an event.
+        If no thread is in a call, the thread of the last event seems hung after a minute without an event.
         """
         if self.state != "running":
             return False
         if not thread.calls:
-            is_last = thread.last_ns == self.last_ns and not any(other.calls for other in self.threads)
+            is_last = thread.last_ns == self.last_ns and not any(other_thread.calls for other_thread in self.threads)
             return is_last and self.now_ns - self.last_ns > HUNG_WITHOUT_HISTORY_NS
         call = thread.calls[-1]
         return lasts_too_long(call, self.now_ns - call.since_ns, self.usual_ns.get((call.fqn, call.phase)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values: durations in seconds, the time of the last event in Unix nanoseconds."""
+        """Return the state as JSON values: durations in seconds, the time of the last event in Unix nanoseconds."""
         return {
             "file": self.path,
             "rank": self.rank,
@@ -207,21 +202,21 @@ class RankState(NamedTuple):
         }
 
     def _call_to_dict(self, call: OpenCall) -> dict[str, Any]:
-        place: dict[str, Any] = {"fqn": call.fqn, "class": call.module_class, "phase": call.phase}
+        values: dict[str, Any] = {"fqn": call.fqn, "class": call.module_class, "phase": call.phase}
         if call.compiled_modules:
-            place["compiled_modules"] = call.compiled_modules
+            values["compiled_modules"] = call.compiled_modules
         if call.compiled_unknown:
-            place["compiled_unknown"] = call.compiled_unknown
+            values["compiled_unknown"] = call.compiled_unknown
         if call.is_range:
-            place = {"fqn": "", "class": "", "phase": "range", "category": call.phase, "name": call.fqn}
-        return place | {"seconds": (self.now_ns - call.since_ns) / 1e9}
+            values = {"fqn": "", "class": "", "phase": "range", "category": call.phase, "name": call.fqn}
+        return values | {"seconds": (self.now_ns - call.since_ns) / 1e9}
 
-    def _progress_to_dict(self, progress: GroupProgress | PeerProgress, **more: Any) -> dict[str, Any]:
+    def _progress_to_dict(self, progress: GroupProgress | PeerProgress, **fields: Any) -> dict[str, Any]:
         wait, blocked = None, progress.blocked
         if blocked is not None:
             seconds = (self.now_ns - blocked.since_ns) / 1e9
             wait = {"operator": blocked.operator, "counter": blocked.counter, "seconds": seconds}
-        return {"group": progress.group.name, "called": progress.last + 1, "waits_in": wait} | more
+        return {"group": progress.group.name, "called": progress.last + 1, "waits_in": wait} | fields
 
     def _usual_seconds(self, call: OpenCall) -> float | None:
         usual_ns = self.usual_ns.get((call.fqn, call.phase))
@@ -229,21 +224,21 @@ class RankState(NamedTuple):
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState:
-    """Read one ring file, and return where its process is."""
+    """Read one ring file, and return the state of its process."""
     now = read_clocks()
     return rank_state_of(path, _read_last_steps(path), now)
 
 
 def read_clocks() -> tuple[int, int]:
-    """Return the nanoseconds of the monotonic clock and of the wall clock."""
+    """Return the current ns of the monotonic clock and of the wall clock."""
     return time.monotonic_ns(), time.time_ns()
 
 
 def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tuple[int, int]) -> RankState:
-    """Return where the process of a ring file is, by what was read of its end.
+    """Return the state of a ring's process, given the events at the ring's end.
 
-    Time that passes after `now`, which `read_clocks` returned just before the reading, is not time in a call. Raises
-    RingError if the end of the file was cut off, with the names and the clock.
+    `now` comes from `read_clocks`, called just before the read: later time does not count as time in a call. Raises
+    RingError if the end of the file is cut off, which contains the names and the clock.
     """
     snapshot, events = analysis.snapshot, analysis.all_events
     if snapshot.missing_bytes:
@@ -256,7 +251,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
     if state == "running" and snapshot.known_pid:
         now_ns = now[0]
     elif state in ("running", "unknown") and anchors:
-        # The monotonic clock of another host or namespace, as far as the two wall clocks agree.
+        # The monotonic clock of another host or namespace, assuming that the two wall clocks agree.
         now_ns = int(anchors[0]["monotonic"]) + now[1] - int(anchors[0]["wall"])
     return RankState(
         path=os.fspath(path),
@@ -280,7 +275,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
 
 
 def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
-    """Return how far the process of a ring is."""
+    """Return the progress of a ring's process."""
     slots, lookup = analysis.snapshot.slots, analysis.lookup
     first_ns = int(slots.events.time[0]) if slots.overwritten and len(slots.events) else None
     events, groups = slots.events.take(is_communication(slots.events)), lookup.groups
@@ -289,70 +284,70 @@ def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
         for number in np.unique(events.name).tolist()
         if number != NO_NAME
     }
-    of_group = {name: _Calls() for name in groups}
-    of_peer: dict[CollectiveName, _Calls] = {}  # without its device
+    group_calls = {name: _Calls() for name in groups}
+    peer_calls: dict[CollectiveName, _Calls] = {}  # keyed by the name without its device
     columns = (events.kind, events.name, events.value, events.time, events.thread)
     for kind, number, value, time_ns, thread in zip(*(column.tolist() for column in columns), strict=True):
         name = names.get(number)
         if name is None or (name.peer >= 0 and name.operator not in MESSAGES):
             continue
         is_collective = name.peer < 0 and name.operator != ANY_SOURCE
-        calls_of: dict[Any, _Calls] = of_group if is_collective else of_peer
-        calls = calls_of.setdefault(name.group if is_collective else name._replace(device=""), _Calls())
+        calls_by_key: dict[Any, _Calls] = group_calls if is_collective else peer_calls
+        calls = calls_by_key.setdefault(name.group if is_collective else name._replace(device=""), _Calls())
         calls.add(kind, Blocked(name.operator, value, time_ns, lookup.threads[thread][1]), bool(name.device))
 
     progress = [
-        GroupProgress(groups.get(name) or Group(name), made.last, made.recent(), made.blocked(), made.sizes())
-        for name, made in of_group.items()
+        GroupProgress(groups.get(name) or Group(name), calls.last, calls.recent(), calls.blocked(), calls.sizes())
+        for name, calls in group_calls.items()
     ]
     peers = []
-    for pair, made in of_peer.items():
+    for pair, calls in peer_calls.items():
         operator, peer = ("recv", ANY_PEER) if pair.operator == ANY_SOURCE else (pair.operator, pair.peer)
         group = groups.get(pair.group) or Group(pair.group)
-        peers.append(PeerProgress(group, operator, peer, made.last, made.blocked()))
+        peers.append(PeerProgress(group, operator, peer, calls.last, calls.blocked()))
     return RankProgress(tuple(progress), tuple(peers), first_ns)
 
 
 def recent_operators(called: Mapping[int, str]) -> tuple[str, ...]:
-    """Return the operators of the last collectives in order, by their counters; empty texts if they are not known."""
+    """Return the operators of the last collectives in order of their counters; empty texts if unknown."""
     last = max(called, default=-1)
     first = max(min(called, default=0), last + 1 - _MAX_OPERATORS)
     return tuple(called.get(counter, "") for counter in range(first, last + 1))
 
 
 class _Calls:
-    """The calls of one group, or with one peer, as their events come."""
+    """The calls of one group, or with one peer, built from their events."""
 
     def __init__(self) -> None:
         self.called: dict[int, Blocked] = {}
         self._sizes: dict[int, int] = {}
-        self._in_call: dict[int, Blocked] = {}
-        self._done: set[int] = set()
-        self._completing: set[str] = set()
+        self._open_calls: dict[int, Blocked] = {}
+        self._completed: set[int] = set()
+        self._reporting_operators: set[str] = set()
         self._waiting: dict[int, Blocked] = {}
 
     def add(self, kind: int, call: Blocked, on_device: bool = False) -> None:
-        """Add an event; the counter of `call` is its value. A wait for a device ends before what it is for."""
+        """Add an event, whose value is the counter of `call`. A wait for a device does not complete the collective."""
         value = call.counter
         if kind == Kind.COLLECTIVE_ENTER:
-            self.called[value] = self._in_call[call.tid] = call
+            self.called[value] = self._open_calls[call.tid] = call
         elif kind == Kind.COLLECTIVE_EXIT:
-            entered = self._in_call.pop(call.tid, None)
+            entered = self._open_calls.pop(call.tid, None)
             if entered is not None:
                 self._sizes[entered.counter] = value & (NOT_AWAITED_BIT - 1)
-            # No event will say when it is complete.
+            # No later event reports the completion.
             if entered is not None and value & NOT_AWAITED_BIT:
-                self._done.add(entered.counter)
+                self._completed.add(entered.counter)
         elif kind == Kind.COLLECTIVE_DONE:
-            self._completing.add(call.operator)
-            self._done.add(value)
+            self._reporting_operators.add(call.operator)
+            self._completed.add(value)
         elif kind == Kind.WAIT_ENTER and value >= 0:
             self._waiting[value] = call
             self.called.setdefault(value, call)
         elif kind == Kind.WAIT_EXIT:
             self._waiting.pop(value, None)
             if not on_device:
-                self._done.add(value)
+                self._completed.add(value)
 
     @property
     def last(self) -> int:
@@ -365,12 +360,14 @@ class _Calls:
         return tuple(self._sizes.get(self.last - back, -1) for back in reversed(range(len(self.recent()))))
 
     def blocked(self) -> Blocked | None:
-        pending = [*self._waiting.values(), *self._in_call.values()]
-        # Others of its kind were seen to complete, so this one has not.
+        pending = [*self._waiting.values(), *self._open_calls.values()]
+        # Calls whose operator reports completion elsewhere, but not for them.
         pending += [
             call
             for counter, call in self.called.items()
-            if counter not in self._done and counter not in self._waiting and call.operator in self._completing
+            if counter not in self._completed
+            and counter not in self._waiting
+            and call.operator in self._reporting_operators
         ]
         return min(pending, key=lambda call: call.counter, default=None)
 
@@ -388,9 +385,9 @@ def _memory(analysis: RingAnalysis, state: str) -> tuple[str, ...]:
 
 
 def _read_last_steps(path: str | os.PathLike[str]) -> RingAnalysis:
-    """Read as much of the end of a ring as shows what is open: some steps, or calls of the outermost module.
+    """Return the end of a ring with enough events to find all open calls: a few steps, or outermost module calls.
 
-    A ring can hold hours, and those of thousands of ranks are looked at together.
+    A ring can contain hours of events, and thousands of rings may be read together.
     """
     count = _FIRST_EVENTS
     while True:
@@ -404,9 +401,9 @@ def _is_enough(analysis: RingAnalysis) -> bool:
     events = analysis.all_events
     if len(analysis.step_ends.event) >= _ENOUGH_STEPS:
         return True
-    outermost = [number for number, name in enumerate(analysis.lookup.names) if "." not in name.fqn]
-    enters = events.name[np.isin(events.kind, CALL_ENTER_KINDS)]
-    entered = int(np.count_nonzero(np.isin(enters, outermost)))
-    # If the first open module is not an outermost one, the enter of that one is further back.
+    outermost_names = [number for number, name in enumerate(analysis.lookup.names) if "." not in name.fqn]
+    entered_names = events.name[np.isin(events.kind, CALL_ENTER_KINDS)]
+    outermost_count = int(np.count_nonzero(np.isin(entered_names, outermost_names)))
+    # If the first open module is not an outermost module, the enter of the outermost one is further back.
     calls = [thread.calls[0] for thread in analysis.open_stacks if thread.calls and not thread.calls[0].is_range]
-    return entered >= _ENOUGH_STEPS and all("." not in call.fqn for call in calls)
+    return outermost_count >= _ENOUGH_STEPS and all("." not in call.fqn for call in calls)

@@ -1,4 +1,4 @@
-"""Reads what the watcher wrote of a whole run, and shows it as text."""
+"""Reads the watcher's file on a whole run, and formats it as text."""
 
 import fnmatch
 import json
@@ -12,12 +12,12 @@ from ..ring import Record, read_ring_records, whole_run_path
 
 _MAX_BYTES = 64 << 20
 TIME_FIELDS = ("count", "total_ns", "min_ns", "p50_ns", "p95_ns", "p99_ns", "max_ns")
-"""The fields of each distribution in the file."""
+"""Names of the fields of each distribution in the file."""
 _SHOWN_MODULES = 10
 
 
 def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | None = None) -> Mapping[str, Any] | None:
-    """Return the values that a watcher wrote of the run in a ring; None if none did, or it was another run."""
+    """Return a watcher's values for the run in a ring; None if there is no file, or it is from another run."""
     path = whole_run_path(os.fspath(ring))
     try:
         with open_regular(path) as file:
@@ -27,8 +27,8 @@ def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | Non
     if not _is_whole_run(values):
         return None
     ring_records = read_ring_records(ring) if records is None else records
-    begin = next((record["monotonic"] for record in ring_records if record["kind"] == "anchor"), 0)
-    return values if values["begin"] == begin else None
+    start_ns = next((record["monotonic"] for record in ring_records if record["kind"] == "anchor"), 0)
+    return values if values["begin"] == start_ns else None
 
 
 def _is_whole_run(values: Any) -> bool:
@@ -46,22 +46,22 @@ def _has_numbers(values: Any, fields: Iterable[str]) -> bool:
 
 
 def whole_run_text(values: Mapping[str, Any], only: str | None = None, limit: int | None = None) -> str:
-    """Return a sentence about the steps, and tables of parts and of the modules that took most, by default ten."""
+    """Return a sentence on the steps, and a table of the parts and of the slowest modules, by default ten."""
     step = values["step"]
     line = f"whole run: {counted(values['spans'], 'span')}"
     if values["steps"]:
         p50, p95, p99, slowest = (f"{step[field] / 1e6:,.3f} ms" for field in ("p50_ns", "p95_ns", "p99_ns", "max_ns"))
         line = f"whole run: {counted(values['steps'], 'step')}, step p50 {p50}, p95 {p95}, p99 {p99}, slowest {slowest}"
-    line = f"{line}; {_long(values['seconds'])}"
+    line = f"{line}; {_duration_text(values['seconds'])}"
     if values["missed_events"]:
         line += f"; {values['missed_events']:,} events were overwritten before the watcher read them"
-    chosen = [row for row in values["modules"] if only is None or fnmatch.fnmatchcase(row["fqn"], only)]
-    most = sorted(chosen, key=lambda row: -row["total_ns"])
-    shown = most[: _SHOWN_MODULES if limit is None else limit]
+    matching = [row for row in values["modules"] if only is None or fnmatch.fnmatchcase(row["fqn"], only)]
+    by_time = sorted(matching, key=lambda row: -row["total_ns"])
+    top_modules = by_time[: _SHOWN_MODULES if limit is None else limit]
     parts = sorted(values["parts"].items(), key=lambda item: -item[1]["total_ns"])
-    rows = [{**times, "fqn": part, "phase": "part"} for part, times in parts] + shown
-    more = [f"{len(most) - len(shown):,} more rows of modules"] if most[len(shown) :] else []
-    return str(Table(_COLUMNS, rows, sentences=[line], notes=more).to("text"))
+    rows = [{**times, "fqn": part, "phase": "part"} for part, times in parts] + top_modules
+    notes = [f"{len(by_time) - len(top_modules):,} more rows of modules"] if by_time[len(top_modules) :] else []
+    return str(Table(_COLUMNS, rows, sentences=[line], notes=notes).to("text"))
 
 
 _COLUMNS = (
@@ -72,6 +72,6 @@ _COLUMNS = (
 )
 
 
-def _long(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+def _duration_text(seconds: float) -> str:
+    minutes, remaining_s = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {remaining_s} s"

@@ -1,4 +1,4 @@
-"""The screen of a job: lines of a terminal, drawn anew while a thread reads the rings, and changed by keys."""
+"""The screen of a job: redrawn while a thread reads the rings, and controlled by keys."""
 
 import contextlib
 import importlib.util
@@ -33,19 +33,19 @@ _PAGE = 10
 
 @dataclass(slots=True)
 class ScreenState:
-    """The choices of the user: which rows the screen shows, and in which order."""
+    """The user's choices: the rows on the screen, and their order."""
 
     sort: str = "self"  # one of `RATE_SORT_KEYS`
-    max_depth: int | None = None  # how many levels of modules; None: all
-    by_rank: bool = False  # a line per rank, and not per module
-    rank: int | None = None  # which rank's modules, as an index into the ranks; None: those of all
-    paused: bool = False  # whether the screen stays as it is
-    first: int = 0  # the first line that is shown
-    quits: bool = False  # whether the user wants to leave
-    help: str = KEYS_HELP  # the last line, which says what there is to press
+    max_depth: int | None = None  # maximum number of levels of modules; None for all
+    by_rank: bool = False  # True for a row per rank, False for a row per module
+    rank: int | None = None  # index of the rank whose modules are shown; None for the mean of all ranks
+    paused: bool = False  # whether the screen is frozen
+    first: int = 0  # index of the first visible row
+    quits: bool = False  # whether the user has quit
+    help: str = KEYS_HELP  # the last line, with the keys
 
     def press(self, key: str, ranks: int, depth: int) -> None:
-        """Do what a key means; others do nothing."""
+        """Apply a key; unknown keys do nothing."""
         if key in ("q", "Q"):
             self.quits = True
         elif key in ("p", " "):
@@ -60,13 +60,13 @@ class ScreenState:
         elif key == "m":
             self.by_rank, self.first = not self.by_rank, 0
         elif key in ("[", "]") and ranks:
-            # Before the first rank comes the view of all of them.
+            # The view of all ranks comes before the first rank.
             index = (0 if self.rank is None else min(self.rank, ranks - 1) + 1) + (1 if key == "]" else -1)
             index %= ranks + 1
             self.rank, self.by_rank, self.first = (index - 1 if index else None), False, 0
         else:
-            moved = {"up": -1, "down": 1, "page up": -_PAGE, "page down": _PAGE}.get(key, 0)
-            self.first = max(0, self.first + moved)
+            row_offset = {"up": -1, "down": 1, "page up": -_PAGE, "page down": _PAGE}.get(key, 0)
+            self.first = max(0, self.first + row_offset)
 
 
 _UNLIMITED = 1 << 16
@@ -74,33 +74,33 @@ _MIN_ROWS = 3
 _MIN_NAME_WIDTH = 12
 _NUMBER_WIDTH = 9
 _MAX_RANK_WIDTH = 24
-_LEAST_SHARE = 0.005
-"""A part of a step with a smaller share is not shown."""
+_MIN_SHARE = 0.005
+"""Minimum share of a step for a part to be shown."""
 
 _Row = tuple[str, list[RenderableType]]
 """The style and the cells of a row."""
 
 
 class JobView(NamedTuple):
-    """One reading of all rings of a job."""
+    """The result of reading all rings of a job once."""
 
-    ranks: Sequence[RankRates]  # in order of their ranks
-    errors: Sequence[str]  # what is wrong with rings that could not be read, or that there are none yet
-    read_s: float  # how long it took to read them
+    ranks: Sequence[RankRates]  # rates of each rank, in order
+    errors: Sequence[str]  # errors of rings that could not be read, or a line that there are no rings yet
+    read_s: float  # duration of the read
 
     @property
     def depth(self) -> int:
-        """How many levels of modules there are."""
+        """The number of levels of modules."""
         return max((row.fqn.count(".") + 1 for rank in self.ranks for row in rank.rows), default=1)
 
 
 def render_screen(job: JobView, screen: ScreenState, width: int, height: int | None = None) -> RenderableType:
-    """Return the screen: a line on the job, what is wrong with it, and a table; without a height, all rows and no help.
+    """Return the screen: a line on the job, its problems, and a table; without a height, all rows and no help.
 
-    If fewer rows are left, `screen.first` is moved back, so that keys go on from there.
+    If there are fewer rows than before, `screen.first` is moved back, so that scrolling continues from there.
     """
-    chosen = job.ranks if screen.rank is None else job.ranks[screen.rank : screen.rank + 1] or job.ranks[-1:]
-    lines: list[RenderableType] = [_line(_headline(job, chosen, screen), "bold")]
+    chosen_ranks = job.ranks if screen.rank is None else job.ranks[screen.rank : screen.rank + 1] or job.ranks[-1:]
+    lines: list[RenderableType] = [_line(_headline(job, chosen_ranks, screen), "bold")]
     alarms = [*(printable(error) for error in job.errors), *_alarms(job.ranks)]
     room = max(1, (height or _UNLIMITED) // 3)
     for number, alarm in enumerate(alarms):
@@ -110,19 +110,19 @@ def render_screen(job: JobView, screen: ScreenState, width: int, height: int | N
             break
         room -= len(wrapped)
         lines += [_line(part, "bold red") for part in wrapped]
-    parts = _parts_line(chosen)
+    parts = _parts_line(chosen_ranks)
     if parts:
         lines.append(_line(parts, ""))
-    table, rows = _rank_table(job.ranks) if screen.by_rank else _module_table(chosen, screen)
+    table, rows = _rank_table(job.ranks) if screen.by_rank else _module_table(chosen_ranks, screen)
     if height is None:
         table.expand = False  # a pipe has no width
         return Group(*lines, Text(""), _filled(table, rows))
-    room = max(_MIN_ROWS, height - len(lines) - 3)  # besides a blank line, the table's head and the keys
+    room = max(_MIN_ROWS, height - len(lines) - 3)  # without a blank line, the table's head and the keys
     screen.first = min(screen.first, max(0, len(rows) - room))
-    shown = rows[screen.first : screen.first + room]
-    blank = [Text("") for _ in range(room - len(shown))]
-    place = f"{screen.first + 1}–{screen.first + len(shown)} of {len(rows)}  " if len(rows) > room else ""
-    return Group(*lines, Text(""), _filled(table, shown), *blank, _line(place + screen.help, "dim"))
+    visible_rows = rows[screen.first : screen.first + room]
+    blank = [Text("") for _ in range(room - len(visible_rows))]
+    place = f"{screen.first + 1}–{screen.first + len(visible_rows)} of {len(rows)}  " if len(rows) > room else ""
+    return Group(*lines, Text(""), _filled(table, visible_rows), *blank, _line(place + screen.help, "dim"))
 
 
 def _filled(table: Table, rows: Sequence[_Row]) -> Table:
@@ -135,8 +135,8 @@ def _make_table() -> Table:
     return Table(box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold underline")
 
 
-def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) -> str:
-    states = [rank.state for rank in chosen]
+def _headline(job: JobView, ranks: Sequence[RankRates], screen: ScreenState) -> str:
+    states = [rank.state for rank in ranks]
     parts = []
     if states:
         label = printable(states[0].label) if len(states) == 1 else f"{len(states):,} ranks"
@@ -147,21 +147,20 @@ def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) ->
         steps = sorted({state.step for state in states if state.step is not None})
         if steps:
             parts.append(f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}")
-        quiet = [rank.state for rank in chosen if rank.is_quiet and rank.state.state == "running"]
-        if quiet:
-            whose = f" from {counted(len(quiet), 'rank')}" if len(quiet) < len(chosen) else ""
-            parts.append(
-                f"no event{whose} for {format_durations([(state.now_ns - state.last_ns) / 1e9 for state in quiet])}"
-            )
-        rates = sorted(rank.steps_per_s for rank in chosen if rank.steps_per_s is not None)
-        if rates and len(quiet) < len(chosen):
+        quiet_states = [rank.state for rank in ranks if rank.is_quiet and rank.state.state == "running"]
+        if quiet_states:
+            source = f" from {counted(len(quiet_states), 'rank')}" if len(quiet_states) < len(ranks) else ""
+            quiet_s = [(state.now_ns - state.last_ns) / 1e9 for state in quiet_states]
+            parts.append(f"no event{source} for {format_durations(quiet_s)}")
+        rates = sorted(rank.steps_per_s for rank in ranks if rank.steps_per_s is not None)
+        if rates and len(quiet_states) < len(ranks):
             parts.append(f"{_rate(rates[len(rates) // 2])} steps/s")
-        measured = [rank for rank in chosen if rank.window_ns]
+        measured = [rank for rank in ranks if rank.window_ns]
         if measured:
             waiting = sum(rank.communication_ns / rank.window_ns for rank in measured) / len(measured)
             parts.append(f"communication {waiting:.0%}")
             window = format_durations([max(rank.window_ns for rank in measured) / 1e9])
-            parts.append(f"last {window}" if len(quiet) < len(chosen) else f"{window} before")
+            parts.append(f"last {window}" if len(quiet_states) < len(ranks) else f"{window} before")
     if screen.paused:
         parts.insert(0, "PAUSED")
     if job.read_s > 1:
@@ -170,17 +169,17 @@ def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) ->
 
 
 def _parts_line(ranks: Sequence[RankRates]) -> str:
-    """Return the share of each part of the steps, as the mean over ranks (`data loading 6% · forward 28%`)."""
+    """Return the mean share of each part of the steps over the ranks (`data loading 6% · forward 28%`)."""
     measured = [rank.parts for rank in ranks if rank.parts]
     if not measured:
         return ""
     names = [name for name in dict.fromkeys(name for parts in measured for name in parts) if name != "other"]
     shares = [(name, sum(parts.get(name, 0.0) for parts in measured) / len(measured)) for name in [*names, "other"]]
-    return " · ".join(f"{printable(name)} {share:.0%}" for name, share in shares if share >= _LEAST_SHARE)
+    return " · ".join(f"{printable(name)} {share:.0%}" for name, share in shares if share >= _MIN_SHARE)
 
 
 def _alarms(ranks: Sequence[RankRates]) -> list[str]:
-    """Return who hangs, stalls or died, in sentences."""
+    """Return sentences on ranks that hang, stall or died."""
     states = [rank.state for rank in ranks]
     hangs = find_hangs(states)
     alarms = [*(hang.text for hang in hangs if hang.is_cause), *hung_sentences(states, hangs)]
@@ -257,7 +256,7 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2f}"
 
 
-_NAMED = {
+_KEY_NAMES = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",
     b"\x1bOA": "up",
@@ -270,9 +269,9 @@ _KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[int | None]:
-    """Yield the descriptor of standard input, from which each key comes at once; after that the terminal is as before.
+    """Yield the descriptor of standard input in a mode without line buffering; restore the terminal afterwards.
 
-    Where standard input is not a terminal, or the system is not POSIX, no key ever comes: None.
+    Yields None if standard input is not a terminal, or the system is not POSIX.
     """
     if importlib.util.find_spec("termios") is None or not is_terminal(sys.stdin):
         yield None
@@ -281,16 +280,16 @@ def keyboard() -> Iterator[int | None]:
     import tty
 
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)  # Ctrl-C is a signal still
+    old_settings = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)  # Ctrl-C remains a signal
     try:
         yield descriptor
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, old_settings)
 
 
 def read_keys(descriptor: int | None, timeout_s: float) -> list[str]:
-    """Return the keys that were pressed, after the time has passed or once there is one."""
+    """Return the pressed keys, after the timeout or as soon as there is one."""
     if descriptor is None:
         time.sleep(timeout_s)
         return []
@@ -298,8 +297,8 @@ def read_keys(descriptor: int | None, timeout_s: float) -> list[str]:
         return []
     data = os.read(descriptor, 1024)
     if not data:
-        return ["q"]  # the terminal is gone
-    return [_NAMED.get(key, key.decode("ascii", "replace")) for key in _KEY.findall(data)]
+        return ["q"]  # the terminal was closed
+    return [_KEY_NAMES.get(key, key.decode("ascii", "replace")) for key in _KEY.findall(data)]
 
 
 _POLL_S = 0.1
@@ -315,7 +314,7 @@ def show_live(read: Callable[[], JobView], console: Console, refresh_s: float) -
         Live(console=console, screen=True, auto_refresh=False) as live,
         ThreadPoolExecutor(1) as reader,
     ):
-        drawn: object = None
+        drawn_content: object = None
         if keys is None:
             screen.help = "Ctrl-C quits"
         try:
@@ -324,12 +323,12 @@ def show_live(read: Callable[[], JobView], console: Console, refresh_s: float) -
                 for key in read_keys(keys, _POLL_S):
                     screen.press(key, len(latest[0].ranks), latest[0].depth)
                 if reading.done():
-                    reading.result()  # raises what ended it
+                    reading.result()  # raises the error that ended it
                 job = latest[0]
-                wanted = (job, console.size, repr(screen))
-                if wanted != drawn:
+                content = (job, console.size, repr(screen))
+                if content != drawn_content:
                     live.update(render_screen(job, screen, console.width, console.height), refresh=True)
-                    drawn = wanted
+                    drawn_content = content
         finally:
             over.set()
 
@@ -337,13 +336,13 @@ def show_live(read: Callable[[], JobView], console: Console, refresh_s: float) -
 def _read_on(
     read: Callable[[], JobView], screen: ScreenState, latest: deque[JobView], over: threading.Event, refresh_s: float
 ) -> None:
-    """Read again and again; `latest` holds what was read last."""
+    """Read the job repeatedly; `latest` contains the last result."""
     while not over.is_set():
-        begin = time.monotonic()
+        start_s = time.monotonic()
         if not screen.paused:
             job = read()
-            if not screen.paused:  # nor what a reading found that was under way
+            if not screen.paused:  # the user may have paused during the read
                 latest.append(job)
-        # Reading takes no more than a part of one core, however many rings there are.
-        took = time.monotonic() - begin
-        over.wait(max(refresh_s - took, took, 0.05))
+        # Reading uses at most half of one core, for any number of rings.
+        read_s = time.monotonic() - start_s
+        over.wait(max(refresh_s - read_s, read_s, 0.05))

@@ -1,4 +1,4 @@
-"""Where each rank of a run is, or was when it died, from its ring file; and the Python stacks of a process."""
+"""The state of each rank of a run, now or when it died, from its ring file; and the Python stacks of a process."""
 
 from __future__ import annotations
 
@@ -32,63 +32,62 @@ _TIMEOUT_S = 20.0
 _ANSWER_TIMEOUT_S = 5.0
 _POLL_S = 0.002
 NO_STACKS = (
-    "Python stacks are read by py-spy, which is not installed: pip install py-spy. Without it, a process that records "
-    "with stacks_on_signal=signal.SIGUSR2 (modtrace run --stacks-on-signal SIGUSR2) writes them when asked."
+    "Python stacks are read by py-spy, which is not installed: pip install py-spy. Without it, only processes that "
+    "record with stacks_on_signal=signal.SIGUSR2 (modtrace run --stacks-on-signal SIGUSR2) can print their stacks."
 )
 
 
 def python_stacks(state: RankState) -> list[str] | None:
-    """Return the lines of a process' stacks, or why there are none; None if nothing can read them.
+    """Return the lines of a process's stacks, or a line on why there are none; None if no tool can read them.
 
-    Those of its child processes follow if it waits for its DataLoader. py-spy stops a process for some milliseconds;
-    without py-spy it gets the signal that it listens to for this, and no other. If the process does not run here, one
-    line says so.
+    If it waits for its DataLoader, the stacks of its child processes follow. py-spy stops a process for a few
+    milliseconds. Without py-spy the process gets the signal that it registered for this purpose, and no other.
     """
     if state.state != "running" or not state.known_pid:
-        return [f"pid {state.pid}: no stacks, as it does not run on this machine"]
+        return [f"pid {state.pid}: no stacks, because it does not run on this machine"]
     py_spy = shutil.which("py-spy")
     number, lines = state.stacks_signal, []
     for pid in (state.pid, *workers(state)):
         lines += ["", f"child process {pid}:"] if pid != state.pid else []
         if py_spy is not None:
-            lines += _by_py_spy(py_spy, pid)
+            lines += _stacks_by_py_spy(py_spy, pid)
         elif number is not None:
-            lines += _by_signal(pid, stacks_path(state.path), number)
+            lines += _stacks_by_signal(pid, stacks_path(state.path), number)
         else:
             return None
     return lines
 
 
-def _by_py_spy(py_spy: str, pid: int) -> list[str]:
+def _stacks_by_py_spy(py_spy: str, pid: int) -> list[str]:
     command = [py_spy, "dump", "--pid", str(pid)]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"pid {pid}: py-spy could not read its stacks: {error}"]
-    if done.returncode:
-        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    if result.returncode:
+        reason = " ".join(result.stderr.split()) or f"exit code {result.returncode}"
         return [f"pid {pid}: py-spy could not read its stacks: {reason}"]
-    return done.stdout.splitlines()
+    return result.stdout.splitlines()
 
 
-def _by_signal(pid: int, path: str, number: int) -> list[str]:
-    """Ask the process for its stacks, and return what it appends to the file that both know."""
+def _stacks_by_signal(pid: int, path: str, number: int) -> list[str]:
+    """Send the signal to the process, and return the stacks that it appends to the file."""
     try:
-        # Opened first: from now on this is one process, even if another gets its number.
+        # Opened first, so that the signal cannot reach another process that gets the same pid.
         process = os.pidfd_open(pid)
     except OSError as error:
         return [f"pid {pid}: no stacks: {error.strerror}"]
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, encoding="utf-8", errors="replace") as file:
-            if not _listens(pid, number, os.fstat(descriptor)):
-                return [f"pid {pid}: no stacks: it does not listen to signal {number} for {path}"]
-            before, always = file.seek(0, os.SEEK_END), threads_with_signal(pid, number)
+            if not _has_registered(pid, number, os.fstat(descriptor)):
+                return [f"pid {pid}: no stacks: it has not registered signal {number} for {path}"]
+            old_size, blocking_threads = file.seek(0, os.SEEK_END), threads_with_signal(pid, number)
             signal.pidfd_send_signal(process, number)
             deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-            while os.fstat(descriptor).st_size == before or threads_with_signal(pid, number) - always:
+            while os.fstat(descriptor).st_size == old_size or threads_with_signal(pid, number) - blocking_threads:
                 if time.monotonic() > deadline:
                     return [f"pid {pid}: no stacks: no answer in {_ANSWER_TIMEOUT_S:.0f} s"]
                 time.sleep(_POLL_S)
@@ -99,10 +98,10 @@ def _by_signal(pid: int, path: str, number: int) -> list[str]:
         os.close(process)
 
 
-def _listens(pid: int, number: int, file: os.stat_result) -> bool:
-    """Whether a process is surely the one that registered the signal: it has this very file open, and a handler.
+def _has_registered(pid: int, number: int, file: os.stat_result) -> bool:
+    """Return whether the process registered the signal: it has this very file open, and a handler.
 
-    The ring may be a copy, or forged, or of a container with process ids of its own.
+    The ring may be a copy, forged, or from a container with its own process ids.
     """
     if not stat.S_ISREG(file.st_mode) or file.st_uid != os.geteuid() or not is_signal_caught(pid, number):
         return False
@@ -119,13 +118,13 @@ _Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class WhereResult:
-    """Where the ranks of a job are, or were when they ended.
+    """The states of the ranks of a job, now or when they ended.
 
     Attributes:
         ranks: the state of each ring that could be read, in the order of the files.
-        records: what the dumps of flight recorders say.
-        errors: why files could not be read.
-        older: the rings of earlier runs in the folders, which are not read: of each rank the newest is.
+        records: the contents of flight recorder dumps.
+        errors: errors of files that could not be read.
+        older: rings of earlier runs in the folders; only the newest ring of each rank is read.
     """
 
     ranks: list[RankState]
@@ -135,7 +134,7 @@ class WhereResult:
 
     @cached_property
     def worlds(self) -> list[WhereResult]:
-        """The ranks that count together: all, but where roles have ranks of their own those of each, without dumps."""
+        """The result itself, or one result per role, without dumps, if roles have ranks of their own."""
         ranks = [state.rank for state in self.ranks if state.rank is not None]
         roles = sorted({state.role for state in self.ranks})
         if len(roles) < 2 or len(set(ranks)) == len(ranks):
@@ -144,35 +143,32 @@ class WhereResult:
 
     @cached_property
     def groups(self) -> list[RankGroup]:
-        """The ranks that are in the same modules, together; smaller groups first."""
+        """The groups of ranks that are in the same modules, smaller groups first."""
         return [group for world in self.worlds for group in group_ranks(world.ranks)]
 
     @cached_property
     def hangs(self) -> list[Hang]:
-        """The collectives, sends and receives that ranks wait in; those that others follow from come first."""
+        """The collectives, sends and receives that ranks wait in, causes first."""
         return [hang for world in self.worlds for hang in find_all_hangs(world.ranks, world.records)]
 
     @property
     def sentence(self) -> str:
-        """Which ranks others wait for, and which seem hung; then where each rank is, or was, that these do not name."""
+        """The hangs, the ranks that seem hung, and the places of all other ranks."""
         if len(self.worlds) > 1:
             worlds = [[state._replace(role="") for state in world.ranks] for world in self.worlds]
             sentences = [WhereResult(ranks, [], []).sentence for ranks in worlds]
             roles = [world.ranks[0].role or "others" for world in self.worlds]
             return "; ".join(map("{}: {}".format, roles, sentences))
         causes = [hang for hang in self.hangs if hang.is_cause]
-        named = {rank for hang in causes for rank in (*hang.waiting, *hang.blamed)}
+        named_ranks = {rank for hang in causes for rank in (*hang.waiting, *hang.blamed)}
         in_hangs = {rank for hang in self.hangs for rank in (*hang.waiting, *hang.blamed)}
-        others = [
-            state
-            for state in self.ranks
-            if state.rank not in named and (state.rank in in_hangs or not state.hung_threads)
-        ]
+        unnamed = [state for state in self.ranks if state.rank not in named_ranks]
+        unnamed = [state for state in unnamed if state.rank in in_hangs or not state.hung_threads]
         texts = [*(hang.text for hang in causes), *hung_sentences(self.ranks, self.hangs)]
-        return "; ".join(filter(None, [*texts, headline(group_ranks(others))]))
+        return "; ".join(filter(None, [*texts, headline(group_ranks(unnamed))]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values: `sentence`, `hangs`, `ranks` (as `RankState.to_dict`), `errors`."""
+        """Return the result as JSON values: `sentence`, `hangs`, `ranks` (see `RankState.to_dict`), `errors`."""
         return {
             "sentence": self.sentence,
             "hangs": [hang.to_dict() for hang in self.hangs],
@@ -186,15 +182,15 @@ class WhereResult:
 
 
 def where(paths: _Paths, *, flight_recorder: _Paths = ()) -> WhereResult:
-    """Read which modules each process of a job is in, or was in when it ended.
+    """Read the open modules of each process of a job, now or when it ended.
 
     Args:
-        paths: ring files, folders of them, patterns. The processes may run, hang or be dead. Of a folder and a pattern
-            the newest ring of each rank counts, and those of running processes.
-        flight_recorder: dumps of torch's flight recorder, folders of them, patterns.
+        paths: ring files, folders or patterns. The processes may run, hang or be dead. In folders and patterns, only
+            the newest ring of each rank and rings of running processes are read.
+        flight_recorder: dumps of torch's flight recorder, folders or patterns.
 
     Returns:
-        The state of each rank, and who waits for whom; what could not be read is in its `errors`.
+        The state of each rank, and the hangs; `errors` lists the files that could not be read.
 
     Raises:
         ModtraceError: a process that reads files was killed.
@@ -208,7 +204,7 @@ def where(paths: _Paths, *, flight_recorder: _Paths = ()) -> WhereResult:
 
 
 def read_job(reader: ParallelReader, paths: _Paths, flight_recorder: _Paths = ()) -> WhereResult:
-    """Do what `where` does, with a reader that the caller keeps for the next look."""
+    """Return the result of `where`, with a reader that the caller can use again."""
     rings, older, no_rings = find_rings(_texts(paths))
     dumps, no_dumps = find_each(_texts(flight_recorder), lambda path: rank_of_dump(path) is not None)
     states, ring_errors = reader.read(read_rank_state, rings)

@@ -13,8 +13,8 @@ from ..options import say, value_option
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...live.watch import LookSink
-    from ...live.windows import CameLate
+    from ...live.watch import UpdateSink
+    from ...live.windows import LateArrival
     from ...ring import RingSnapshot
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
@@ -37,7 +37,7 @@ def _size(text: str) -> int:
     return int(float(match[1]) * _FACTORS[match[2]])
 
 
-def _find_late(rings: "Mapping[int, RingSnapshot]") -> "Sequence[CameLate]":
+def _find_late(rings: "Mapping[int, RingSnapshot]") -> "Sequence[LateArrival]":
     from ...ranks.slow import find_late_in_rings  # only if there are several ranks: it reads all kinds of files
 
     return find_late_in_rings(rings)
@@ -88,13 +88,13 @@ def watch_command(
         raise click.UsageError(f"--keep-when: {error}.") from None
     give_way()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
-    folder = KeptFolder(Path(output), named=True) if output else KeptFolder(kept_folder(rings[0]))
+    folder = KeptFolder(Path(output), is_named=True) if output else KeptFolder(kept_folder(rings[0]))
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, say, _find_late)
     steps = StepsFile(folder, STEPS_FILE, say)
     if lines:
-        steps = StepsFile(KeptFolder(Path(lines).parent, named=True), Path(lines).name, say, named=True)
-    sinks: list[LookSink] = [steps, WholeRunWriter(say)]
+        steps = StepsFile(KeptFolder(Path(lines).parent, is_named=True), Path(lines).name, say, is_named=True)
+    sinks: list[UpdateSink] = [steps, WholeRunWriter(say)]
     if metrics is not None:
         from ...live.watch import Metrics  # only here: it brings a web server
 

@@ -99,7 +99,7 @@ def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
 def _summary(result: "WhereResult", whole: bool) -> "RenderableType":
     from ...live.where_table import render
 
-    shown = render(result.groups, result.errors, result.hangs, whole=whole)
+    shown = render(result.groups, result.errors, result.hangs, show_all=whole)
     if not result.older:
         return shown
     from rich.console import Group

@@ -32,7 +32,7 @@ from ..._errors import ModtraceError
 from ..._pools import map_in_processes, processor_count
 from ...live.hangs import find_hangs
 from ...live.rank_state import rank_state_of, read_clocks
-from ...live.windows import CameLate
+from ...live.windows import LateArrival
 from ...record_options import StepRange
 from ...ring import RingSnapshot
 from ...ring.event_text import UNSEEN_BY_PYTHON
@@ -440,13 +440,13 @@ def slow_of_recordings(
     return _checked(replace(run, waits=waits), engines, files[0].path.parent)
 
 
-def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
+def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[LateArrival]:
     """Return late arrivals, also of ranks still awaited; raise ModtraceError if two rings are not of one job."""
     files = [RankRecording(rank, Path(f"rank {rank}"), True, snapshot) for rank, snapshot in sorted(rings.items())]
     run = join_parts([find_late(FolderTables(files, JobTime(files)), 0, _NO_STEP)])
     names = {rank: process_label(snapshot.metadata.get("role", ""), rank) for rank, snapshot in rings.items()}
     late = [
-        CameLate(step.rank, step.step, step.cost_ns, step.sentence_of(names[step.rank]))
+        LateArrival(step.rank, step.step, step.cost_ns, step.sentence_of(names[step.rank]))
         for step in run.steps
         if step.verdict == "late" and step.modules
     ]
@@ -454,7 +454,7 @@ def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
     states = [rank_state_of(f"rank {rank}", RingAnalysis(rings[rank]), now) for rank in readable_ranks]
     next_step = 1 + max((state.step for state in states if state.step is not None), default=-1)
     return late + [
-        CameLate(min(hang.blamed), next_step, hang.wait_ns, hang.text)
+        LateArrival(min(hang.blamed), next_step, hang.wait_ns, hang.text)
         for hang in find_hangs(states)
         if hang.is_cause and hang.blamed
     ]
