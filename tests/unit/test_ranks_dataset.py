@@ -256,7 +256,7 @@ def test_recordings_in_which_nothing_is_make_an_empty_dataset(tmp_path: Path) ->
     counted = "select count(*) as n from spans"
     assert invoke("query", dataset, counted, "--format", "csv") == "n\n0\n"
     assert "the dataset is empty" in invoke("query", dataset, counted, "--each-bucket", exit_code=1)
-    assert "no two ranks called one collective" in invoke("slow", dataset, exit_code=1)
+    assert "no two ranks called the same collective" in invoke("slow", dataset, exit_code=1)
 
 
 def test_a_dataset_that_was_packed_anew_is_read_anew(run: Path) -> None:

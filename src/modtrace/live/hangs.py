@@ -83,13 +83,13 @@ def find_hangs(states: Iterable[RankState], *, by_flight_recorder: bool = False)
 def hung_sentences(states: Iterable[RankState], hangs: Sequence[Hang]) -> list[str]:
     """Return sentences on other ranks that seem hung, with the place, the time there, and the usual time."""
     named_ranks = {rank for hang in hangs for rank in (*hang.waiting, *hang.blamed)}
-    hung = [state._replace(threads=state.hung_threads) for state in states if state.rank not in named_ranks]
+    hung_states = [state._replace(threads=state.hung_threads) for state in states if state.rank not in named_ranks]
     sentences = [
         f"{group.label} {'seems' if len(group.ranks) == 1 else 'seem'} hung: {place}"
-        for group, place in by_place([state for state in hung if len(state.threads) == 1], {})
+        for group, place in by_place([state for state in hung_states if len(state.threads) == 1], {})
     ]
     # Several hung threads of a rank, for example in a deadlock, are named separately.
-    for state in hung:
+    for state in hung_states:
         places = [by_place([state._replace(threads=(thread,))], {})[0][1] for thread in state.threads]
         if len(places) > 1:
             clauses = [f"{thread.thread} {place}" for thread, place in zip(state.threads, places, strict=True)]
@@ -120,17 +120,18 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
         ring_groups = [] if group.ranks else groups.get(group.name, [])
         return next((ring_group for ring_group in ring_groups if rank in ring_group.ranks), group)
 
-    joined = [_join(record, by_rank.get(record.rank), with_ranks) for record in records]
-    by_recorder = {_key(hang): hang for hang in find_hangs(joined, by_flight_recorder=True)}
+    joined_states = [_join(record, by_rank.get(record.rank), with_ranks) for record in records]
+    by_recorder = {_key(hang): hang for hang in find_hangs(joined_states, by_flight_recorder=True)}
     joined_hangs = []
     for hang in hangs:
-        dumped = by_recorder.pop(_key(hang), None)
-        if dumped is not None:
+        dump_hang = by_recorder.pop(_key(hang), None)
+        if dump_hang is not None:
             # The ranks of the dumps are named if they are not those of the rings.
-            differs = set(dumped.waiting).isdisjoint(hang.waiting)
-            source = f" of {_phrase(by_rank, dumped.waiting)}" if differs else ""
-            call = ", ".join((f"{dumped.operator} #{dumped.counter}", *dumped.details))
-            hang = hang._replace(text=f"{hang.text}; the flight recorder{source} has {call}", details=dumped.details)
+            differs = set(dump_hang.waiting).isdisjoint(hang.waiting)
+            source = f" of {_phrase(by_rank, dump_hang.waiting)}" if differs else ""
+            call = ", ".join((f"{dump_hang.operator} #{dump_hang.counter}", *dump_hang.details))
+            text = f"{hang.text}; the flight recorder{source} has {call}"
+            hang = hang._replace(text=text, details=dump_hang.details)
         joined_hangs.append(hang)
     for hang in by_recorder.values():
         text = "; ".join((hang.text, *hang.details))
@@ -163,11 +164,11 @@ def _key(hang: Hang) -> tuple[Group, str, tuple[int, ...], tuple[int, ...]]:
 
 def _order_hangs(hangs: Sequence[Hang]) -> list[Hang]:
     """Return the hangs with `is_cause` set, causes first."""
-    stuck = {rank for hang in hangs for rank in hang.waiting}
-    marked = [hang._replace(is_cause=not hang.blamed or not hang.blamed <= stuck) for hang in hangs]
+    waiting = {rank for hang in hangs for rank in hang.waiting}
+    marked = [hang._replace(is_cause=not hang.blamed or not hang.blamed <= waiting) for hang in hangs]
     if not any(hang.is_cause for hang in marked):
         marked = [hang._replace(is_cause=True) for hang in marked]  # ranks that wait for each other
-    return sorted(marked, key=lambda h: (not h.is_cause, not h.blamed.isdisjoint(stuck), -h.wait_ns, h.waiting))
+    return sorted(marked, key=lambda h: (not h.is_cause, not h.blamed.isdisjoint(waiting), -h.wait_ns, h.waiting))
 
 
 class _Ranks:
@@ -185,9 +186,9 @@ class _Ranks:
         self.waits: dict[int, str] = {}  # rank -> description of the call in which it has waited for at least a second
         for rank, state in self.by_rank.items():
             calls = blocked_calls(state, by_flight_recorder)
-            long = [(call.since_ns, text) for call, text in calls if self.waits_long(rank, call)]
-            if long:
-                self.waits[rank] = min(long)[1]
+            long_waits = [(call.since_ns, text) for call, text in calls if self.waits_long(rank, call)]
+            if long_waits:
+                self.waits[rank] = min(long_waits)[1]
 
     def waits_long(self, rank: int, blocked: Blocked) -> bool:
         """Return whether a running rank has waited in a call for at least a second.

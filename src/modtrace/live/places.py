@@ -105,8 +105,8 @@ def headline(groups: Sequence[RankGroup]) -> str:
     clauses = []
     if dead:
         steps = sorted({state.step for group in dead for state in group.ranks if state.step is not None})
-        after = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else ""
-        clauses.append(_places_clause(dead, "died", "died") + (f", after {after}" if after else ""))
+        steps_text = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else ""
+        clauses.append(_places_clause(dead, "died", "died") + (f", after {steps_text}" if steps_text else ""))
     if stopped:
         when = "when it ended" if sum(len(group.ranks) for group in stopped) == 1 else "when they ended"
         clauses.append(f"{_places_clause(stopped, 'was', 'were')} {when}")
@@ -245,7 +245,7 @@ def in_place(place: str) -> str:
 def common_place(states: Sequence[RankState], tids: Sequence[int]) -> str:
     """Return the modules that more than half of the threads are in; otherwise an empty text.
 
-    Thread id 0 stands for the first thread in a module, or else in a range.
+    Thread id 0 means the first thread in a module, or else in a range.
     """
     stacks = Counter(_stack_of(state, tid) for state, tid in zip(states, tids, strict=True))
     stack, count = stacks.most_common(1)[0]

@@ -17,7 +17,7 @@ _SHOWN_MODULES = 10
 
 
 def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | None = None) -> Mapping[str, Any] | None:
-    """Return a watcher's values for the run in a ring; None if there is no file, or it is from another run."""
+    """Return a watcher's values for the run in a ring; None without a file, or if it is from another run."""
     path = whole_run_path(os.fspath(ring))
     try:
         with open_regular(path) as file:

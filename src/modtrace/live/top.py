@@ -195,10 +195,10 @@ def _state(state: RankState) -> str:
 
 def _module_table(ranks: Sequence[RankRates], screen: ScreenState) -> tuple[Table, list[_Row]]:
     modules = sort_modules(merge_ranks(ranks, screen.max_depth), screen.sort)
-    several = any(module.busiest_rank is not None for module in modules)
+    has_busiest_rank = any(module.busiest_rank is not None for module in modules)
     rates = sorted(rank.window_steps_per_s for rank in ranks if rank.window_steps_per_s)
     per_step = rates[len(rates) // 2] if rates else 0.0
-    heads = ["self %", "total %", "fwd ms", "bwd ms", "calls/s", *(["most on"] if several else [])]
+    heads = ["self %", "total %", "fwd ms", "bwd ms", "calls/s", *(["most on"] if has_busiest_rank else [])]
     sorted_by = dict(zip(("self", "total", "forward", "backward", "calls"), heads, strict=False)).get(screen.sort)
     name = ("module↓" if screen.sort == "name" else "module") + (" · ms per step" if per_step else " · ms per second")
     if screen.max_depth is not None:
@@ -218,7 +218,7 @@ def _module_table(ranks: Sequence[RankRates], screen: ScreenState) -> tuple[Tabl
         times = [f"{scale * share:,.2f}" for share in (module.forward_share, module.backward_share)]
         fqn = EndOfText(printable(module.fqn))
         cells: list[RenderableType] = [fqn, *shares, *times, f"{module.calls_per_s:,.1f}"]
-        if several:
+        if has_busiest_rank:
             busiest = f"{module.busiest_role} {module.busiest_rank}: {100 * module.busiest_share:.1f}".lstrip()
             cells.append("" if module.busiest_rank is None else busiest)
         rows.append(("bold red" if module.fqn in open_modules else "", cells))
@@ -237,8 +237,8 @@ def _rank_table(ranks: Sequence[RankRates]) -> tuple[Table, list[_Row]]:
         thread = next((thread for thread in state.threads if thread.calls), None)
         place = "no module"
         if thread is not None:
-            since = format_durations([(state.now_ns - thread.calls[-1].since_ns) / 1e9])
-            place = f"{format_stack(thread.calls)} {since}"
+            duration = format_durations([(state.now_ns - thread.calls[-1].since_ns) / 1e9])
+            place = f"{format_stack(thread.calls)} {duration}"
         label, where = EndOfText(printable(state.label)), EndOfText(printable(place))
         step = "" if state.step is None else f"{state.step:,}"
         rate = "" if rank.steps_per_s is None else _rate(rank.steps_per_s)

@@ -174,11 +174,11 @@ def find_rank_recordings(
     by_process: dict[tuple[str, int], RankRecording] = {}
     for file in _without_launchers(recordings):
         role_and_rank = file.role, file.rank
-        known = by_process.setdefault(role_and_rank, file)
-        if known is not file:
+        first = by_process.setdefault(role_and_rank, file)
+        if first is not file:
             label = process_label(*role_and_rank)
             raise ModtraceError(
-                f"{known.path} and {file.path} are both of {label}; leave one in the folder: if the job was started "
+                f"{first.path} and {file.path} are both of {label}; leave one in the folder: if the job was started "
                 "again, move the earlier recordings of all ranks away; if both ran in one job, record each with a role "
                 "(--role) or a rank (RANK) of its own"
             )
@@ -335,8 +335,8 @@ def _reader(path: Path) -> ReadRing:
     """Return a function that reads the events of a ring, in own time."""
     log = RingLog()
 
-    def read(serials: range | None, without: Collection[Kind]) -> RingSnapshot:
-        return _in_own_time(read_ring(path, None, serials, without, log))
+    def read(serials: range | None, excluded_kinds: Collection[Kind]) -> RingSnapshot:
+        return _in_own_time(read_ring(path, None, serials, excluded_kinds, log))
 
     return read
 

@@ -280,16 +280,16 @@ class Bounds:
     def largest_bound(self, rank: int, peers: Int64Array) -> int:
         """Return the maximum error of the time between a rank and any of its peers, ns."""
         own_index, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, peers)
-        apart = self._clock[index] != self._clock[own_index]
-        return int(np.max((self._bound[index] + self._bound[own_index])[apart], initial=0))
+        differs = self._clock[index] != self._clock[own_index]
+        return int(np.max((self._bound[index] + self._bound[own_index])[differs], initial=0))
 
     def within_groups(self, rank: Int64Array, group: Int64Array) -> Int64Array:
         """Return the maximum error of each rank's time against the others of its group, ns; `group` is ascending."""
         index = np.searchsorted(self._ranks, rank)
         bound, clock = self._bound[index], self._clock[index]
         starts = group_starts(group)
-        apart = np.minimum.reduceat(clock, starts) != np.maximum.reduceat(clock, starts)
-        max_bound = np.where(apart, np.maximum.reduceat(bound, starts), -1)
+        differs = np.minimum.reduceat(clock, starts) != np.maximum.reduceat(clock, starts)
+        max_bound = np.where(differs, np.maximum.reduceat(bound, starts), -1)
         max_bound = np.repeat(max_bound, group_lengths(starts, len(rank)))
         return np.where(max_bound >= 0, bound + max_bound, 0)
 

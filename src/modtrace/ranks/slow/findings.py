@@ -163,11 +163,11 @@ def late_senders(
     table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, *, first: int, last: int
 ) -> list[tuple[StepFinding, Int64Array]]:
     """Return the finding of each step with messages, and the ns by which its rank's own times are too long."""
-    events, late = replay.events, _late_to_messages(table)
-    steps = np.unique([step for _, step in late if first <= step < last]).tolist()
+    events, lateness_of = replay.events, _late_to_messages(table)
+    steps = np.unique([step for _, step in lateness_of if first <= step < last]).tolist()
     if not steps:
         return []
-    ranks = sorted({rank for rank, _ in late})
+    ranks = sorted({rank for rank, _ in lateness_of})
     parts = (ranks[start : start + _CHUNK] for start in range(0, len(ranks), _CHUNK))
     chunks = (tables.read(SpanTable, first, last, part) for part in parts)
     times = like_module_times(chunks, own_time)
@@ -178,12 +178,12 @@ def late_senders(
     excess_by_rank = Counter[int]()
     for (rank, _), (total, _) in totals.items():
         excess_by_rank[rank] += total
-    shorter: dict[int, Int64Array] = {}
+    cuts: dict[int, Int64Array] = {}
     for rank, _ in excess_by_rank.most_common(_MAX_CANDIDATES):
         own_steps = [step for late_rank, step in totals if late_rank == rank]
         rows = np.flatnonzero(is_counted & (times.rank == rank) & np.isin(times.step, own_steps))
-        shorter[rank] = _shorter(events, times, rows, tables.read(SpanTable, first, last, [rank]), own_time)
-    saved = {rank: replay.saved_by_step(shorter_ns) for rank, shorter_ns in shorter.items()}
+        cuts[rank] = _cut_of_modules(events, times, rows, tables.read(SpanTable, first, last, [rank]), own_time)
+    saved = {rank: replay.saved_by_step(cut_ns) for rank, cut_ns in cuts.items()}
     bounds = tables.bounds()
 
     def late_sender(step: int) -> tuple[StepFinding, Int64Array]:
@@ -192,22 +192,22 @@ def late_senders(
             rank
             for rank, saved_by_step in saved.items()
             if (rank, step) in totals
-            and late.get((rank, step), (0, 0))[0] > 0
+            and lateness_of.get((rank, step), (0, 0))[0] > 0
             and saved_by_step.get(step, 0) > totals[rank, step][1]
         ]
         if not late_ranks:
-            rank = min(rank for rank, late_step in late if late_step == step)
+            rank = min(rank for rank, late_step in lateness_of if late_step == step)
             return StepFinding(step, "even", rank), np.zeros(len(events.time), np.int64)
         rank = max(late_ranks, key=lambda late_rank: saved[late_rank][step])
         total, limit = totals[rank, step]
-        lateness, peer = late[rank, step]
+        lateness, peer = lateness_of[rank, step]
         bound = bounds.largest_bound(rank, np.array([peer]))
         verdict: Verdict = "late" if lateness > bound else "cannot tell"
         rows = np.flatnonzero(is_counted & (times.rank == rank) & (times.step == step))
         rows = rows[np.argsort(-times.excess[rows], kind="stable")][:MODULES_PER_STEP]
         modules = tuple(map(times.module_excess, rows.tolist())) if verdict == "late" else ()
         finding = StepFinding(step, verdict, rank, total, saved[rank][step], lateness, bound, limit, modules)
-        return finding, shorter[rank]
+        return finding, cuts[rank]
 
     return [late_sender(step) for step in steps]
 
@@ -233,7 +233,7 @@ def _totals_beyond_noise(times: LikeModuleTimes, counted: BoolArray) -> dict[tup
     }
 
 
-def _shorter(
+def _cut_of_modules(
     events: RankEvents, times: LikeModuleTimes, rows: Int64Array, spans: SpanTable, own_time: OwnTime
 ) -> Int64Array:
     """Return the ns to subtract from the own time before each event, to remove the excess of the modules in `rows`."""
@@ -244,13 +244,13 @@ def _shorter(
     count = inside.stop - inside.start
     step, fqn = spans.step[segments.owner], np.array([name.fqn for name in spans.names], object)
     name, phase = np.divmod(segments.key, len(PHASES))
-    shorter = np.zeros(len(events.time), np.int64)
+    cut_ns = np.zeros(len(events.time), np.int64)
     for row in rows.tolist():
         in_module = (step == times.step[row]) & (phase == times.phase[row]) & (event < count)
         in_module[in_module] = fqn[name[in_module]] == times.fqns[times.fqn[row]]
         weights = np.bincount(event[in_module], segments.own_ns[in_module].astype(np.float64), count).astype(np.float64)
-        shorten(shorter, events, inside, weights, int(times.excess[row]))
-    return shorter
+        shorten(cut_ns, events, inside, weights, int(times.excess[row]))
+    return cut_ns
 
 
 def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int, int]]:
@@ -297,21 +297,22 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     step_findings = late_steps(arrivals, tables.bounds())
     modules = _modules_of(arrivals, step_findings, tables, own_time)
     by_step = {
-        late.finding.step: late.finding._replace(modules=modules.get(late.finding.step, ())) for late in step_findings
+        finding.step: finding._replace(modules=modules.get(finding.step, ()))
+        for finding in (late_step.finding for late_step in step_findings)
     }
     events = rank_events(table, own_time)
     replay = Replay(events)
-    shorter = defaultdict[int, Int64Array](lambda: np.zeros(len(events.time), np.int64))
-    for late in step_findings:
-        if late.finding.verdict == "late":
-            shorter_ns = without_excess(events, arrivals, late.slower.tolist())
-            shorter[late.finding.rank] = np.maximum(shorter[late.finding.rank], shorter_ns)
-    for finding, shorter_ns in late_senders(table, own_time, replay, tables, first=first, last=last):
+    cuts = defaultdict[int, Int64Array](lambda: np.zeros(len(events.time), np.int64))
+    for late_step in step_findings:
+        if late_step.finding.verdict == "late":
+            cut_ns = without_excess(events, arrivals, late_step.slower.tolist())
+            cuts[late_step.finding.rank] = np.maximum(cuts[late_step.finding.rank], cut_ns)
+    for finding, cut_ns in late_senders(table, own_time, replay, tables, first=first, last=last):
         if finding.step not in by_step or _weight(finding) > _weight(by_step[finding.step]):
             by_step[finding.step] = finding
             if finding.verdict == "late":
-                shorter[finding.rank] = np.maximum(shorter[finding.rank], shorter_ns)
-    saved = {rank: replay.saved_by_step(shorter_ns) for rank, shorter_ns in shorter.items()}
+                cuts[finding.rank] = np.maximum(cuts[finding.rank], cut_ns)
+    saved = {rank: replay.saved_by_step(cut_ns) for rank, cut_ns in cuts.items()}
     steps = []
     for step, finding in sorted(by_step.items()):
         is_late = finding.verdict == "late"
@@ -321,8 +322,8 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
             steps.append(finding._replace(saved_ns=saved_ns, duration_ns=duration.get(step, 0)))
     saved_by_rank = {rank: sum(by_step.values()) for rank, by_step in saved.items()}
     saved_ns = sum(saved_by_rank.values())
-    if len(shorter) > 1:
-        saved_ns = sum(replay.saved_by_step(np.sum(list(shorter.values()), axis=0)).values())
+    if len(cuts) > 1:
+        saved_ns = sum(replay.saved_by_step(np.sum(list(cuts.values()), axis=0)).values())
     ranks = events.rank[group_starts(events.rank)]
     waits = (table.kind == WAIT) & (table.counter >= 0) | (table.kind == INFERRED_WAIT) | (table.done >= 0)
     return PartOfRun(steps, ranks, _lateness(arrivals, steps, ranks), saved_by_rank, saved_ns, bool(waits.any()))
@@ -350,23 +351,23 @@ def _modules_of(
 ) -> dict[int, tuple[ModuleExcess, ...]]:
     """Return the slow modules of the late rank of each late step; spans are read once per late rank."""
     by_rank: dict[int, list[tuple[LateStep, list[int]]]] = {}
-    for late in steps:
-        if late.finding.verdict == "late":
-            by_rank.setdefault(late.finding.rank, []).append((late, peers_of(arrivals, late)))
+    for late_step in steps:
+        if late_step.finding.verdict == "late":
+            by_rank.setdefault(late_step.finding.rank, []).append((late_step, peers_of(arrivals, late_step)))
     modules = {}
     for rank, rank_steps in by_rank.items():
-        numbers = [late.finding.step for late, _ in rank_steps]
+        numbers = [late_step.finding.step for late_step, _ in rank_steps]
         ranks = sorted({rank, *(peer for _, peers in rank_steps for peer in peers)})
         spans = tables.read(SpanTable, min(numbers) - 1, max(numbers) + 1, ranks)
         ranges = tables.read(RangeTable, min(numbers) - 1, max(numbers) + 1, ranks)
         # Sorted by step, so that the spans of a step are found by bisection.
         by_step = np.argsort(spans.step, kind="stable")
-        for late, peers in rank_steps:
-            step = late.finding.step
+        for late_step, peers in rank_steps:
+            step = late_step.finding.step
             first, last = np.searchsorted(spans.step, [step - 1, step + 1], sorter=by_step)
             near_spans = take(spans, np.sort(by_step[first:last]))
             near_ranges = take(ranges, ranges.apart & (ranges.step >= step - 1) & (ranges.step <= step))
-            excess = module_excess(arrivals, late, peers, spans=near_spans, ranges=near_ranges, own_time=own_time)
+            excess = module_excess(arrivals, late_step, peers, spans=near_spans, ranges=near_ranges, own_time=own_time)
             modules[step] = tuple(excess[:MODULES_PER_STEP])
     return modules
 
@@ -494,6 +495,6 @@ def _checked(run: SlowRun, engines: Iterable[str], path: str | os.PathLike[str])
     if not run.steps and not run.waits and not any(role_run.steps for role_run in run.roles.values()):
         unseen = f"; {UNSEEN_BY_PYTHON}" if "python" in engines else ""
         raise ModtraceError(
-            f"{os.fspath(path)}: no two ranks called one collective or sent each other something{unseen}"
+            f"{os.fspath(path)}: no two ranks called the same collective or exchanged a message{unseen}"
         )
     return run

@@ -226,8 +226,8 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     # If a rank has no previous call, its own time is unknown.
     excess[np.minimum.reduceat(own_ns, starts)[collective_of_row] < 0] = 0
     # Relative to the first call, because a double cannot represent Unix nanoseconds.
-    since = time - time.min(initial=INT64_MAX)
-    lateness = np.rint(since - median_of_others(since, starts)).astype(np.int64)
+    elapsed_ns = time - time.min(initial=INT64_MAX)
+    lateness = np.rint(elapsed_ns - median_of_others(elapsed_ns, starts)).astype(np.int64)
     return Arrivals(
         collective_of_row, rank, step, position, axis_ns, previous_axis_ns, own_ns, excess, lateness, is_last
     )
@@ -270,8 +270,8 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     noise = _noise(arrivals)
     is_steady, min_excess, median_own_ns = _steady_excess(arrivals, noise)
     # Only the last rank keeps others waiting, and no longer than its maximum lateness.
-    latest = arrivals.lateness + bounds.within_groups(arrivals.rank, arrivals.collective)
-    cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(latest, 0)), 0)
+    max_lateness = arrivals.lateness + bounds.within_groups(arrivals.rank, arrivals.collective)
+    cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(max_lateness, 0)), 0)
     # Usual variation is not charged to a rank: it would add up over many collectives.
     cost = np.where(cost > min_excess, cost, 0)
     in_order = []
@@ -294,9 +294,8 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         bound = bounds.largest_bound(rank, arrivals.rank[in_collective])
         verdict: Verdict = "even" if total_ns <= limit else "cannot tell" if lateness <= bound else "late"
         step = int(arrivals.step[rows[0]])
-        finding = StepFinding(
-            step, verdict, rank, total_ns, lateness_ns=lateness, bound_ns=bound, noise_ns=round(limit)
-        )
+        noise_ns = round(limit)
+        finding = StepFinding(step, verdict, rank, total_ns, lateness_ns=lateness, bound_ns=bound, noise_ns=noise_ns)
         slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > min_excess[rows])]
         in_order.append(LateStep(finding, costly, slower))
     return in_order
@@ -361,13 +360,13 @@ _MAX_PEERS = 32
 """Maximum number of ranks that a late rank is compared with: more do not change the median."""
 
 
-def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
+def peers_of(arrivals: Arrivals, late_step: LateStep) -> list[int]:
     """Return the ranks that a late rank is compared with: its nearest neighbours that called the same collectives."""
-    ranks = np.unique(arrivals.rank[_rows_of(arrivals, late)])
-    ranks = ranks[ranks != late.finding.rank]
+    ranks = np.unique(arrivals.rank[_rows_of(arrivals, late_step)])
+    ranks = ranks[ranks != late_step.finding.rank]
     if len(ranks) > _MAX_PEERS:
         # Neighbouring ranks are in the same part of a dataset.
-        index = int(np.searchsorted(ranks, late.finding.rank))
+        index = int(np.searchsorted(ranks, late_step.finding.rank))
         first = min(max(index - _MAX_PEERS // 2, 0), len(ranks) - _MAX_PEERS)
         ranks = ranks[first : first + _MAX_PEERS]
     peers: list[int] = ranks.tolist()
@@ -375,7 +374,7 @@ def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
 
 
 def module_excess(
-    arrivals: Arrivals, late: LateStep, peers: Sequence[int], *, spans: SpanTable, ranges: RangeTable, own_time: OwnTime
+    arrivals: Arrivals, step: LateStep, peers: Sequence[int], *, spans: SpanTable, ranges: RangeTable, own_time: OwnTime
 ) -> list[ModuleExcess]:
     """Return the modules, and the ranges outside them, in which the late rank took longer, the worst first.
 
@@ -386,8 +385,8 @@ def module_excess(
     number_of = np.array([numbers[key] for key in keys], np.int64)
     outside = len(numbers) + len(ranges.places)
     times = np.zeros((1 + len(peers), outside + 1))
-    rows = _rows_of(arrivals, late)
-    for row, rank in enumerate([late.finding.rank, *peers]):
+    rows = _rows_of(arrivals, step)
+    for row, rank in enumerate([step.finding.rank, *peers]):
         own_rows = rows[(arrivals.rank[rows] == rank) & (arrivals.previous_axis_ns[rows] >= 0)]
         starts, ends = arrivals.previous_axis_ns[own_rows], arrivals.axis_ns[own_rows]
         layers = list(_layers(rank, spans, ranges, own_time, number_of))
@@ -441,9 +440,9 @@ def _layers(
     )
 
 
-def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:
+def _rows_of(arrivals: Arrivals, late_step: LateStep) -> Int64Array:
     """Return the indices of the arrivals of all ranks at the collectives that a late rank called last."""
-    collectives = np.unique(arrivals.collective[late.arrivals])
+    collectives = np.unique(arrivals.collective[late_step.arrivals])
     starts, ends = (
         np.searchsorted(arrivals.collective, collectives),
         np.searchsorted(arrivals.collective, collectives + 1),
@@ -452,7 +451,7 @@ def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:
 
 
 NO_RANK = -1
-"""Stands for the late rank of a step in which no rank was late."""
+"""The late rank of a step in which no rank was late."""
 _MAX_CHANCE = 1e-3
 """A rank is slow if the probability of being late this often by chance is smaller."""
 _LATE_BY_CHANCE = 0.02

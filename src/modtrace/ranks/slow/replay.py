@@ -182,10 +182,10 @@ class Replay:
         self._order = rows[np.argsort(events.step[rows], kind="stable")]
         self._step_start = group_starts(events.step[self._order])
 
-    def times(self, shorter: Int64Array) -> Int64Array:
-        """Return the time of each event, Unix ns, if the own time before event i were shorter by `shorter[i]` ns."""
+    def times(self, cut_ns: Int64Array) -> Int64Array:
+        """Return the time of each event, Unix ns, if the own time before event i were shorter by `cut_ns[i]` ns."""
         events, head = self.events, self._head
-        own_total_ns = np.cumsum(self._duration_ns - shorter)
+        own_total_ns = np.cumsum(self._duration_ns - cut_ns)
         missing, last_call_ns = self._calls.copy(), np.full(len(self._calls), _BEFORE_ALL_NS)
         start_ns = events.time[head]
         running, waiting = self._first, np.empty(0, np.int64)
@@ -211,11 +211,11 @@ class Replay:
         times: Int64Array = (start_ns - own_total_ns[head])[self._section] + own_total_ns
         return times
 
-    def saved_by_step(self, shorter: Int64Array) -> dict[int, int]:
+    def saved_by_step(self, cut_ns: Int64Array) -> dict[int, int]:
         """Return the ns by which each step would be shorter; a step ends with its last event."""
         ends, replayed = (
             np.maximum.reduceat(times[self._order], self._step_start)
-            for times in (self.events.time, self.times(shorter))
+            for times in (self.events.time, self.times(cut_ns))
         )
         steps = self.events.step[self._order[self._step_start]]
         return dict(zip(steps.tolist(), np.diff(ends - replayed, prepend=0).tolist(), strict=True))
@@ -233,23 +233,23 @@ def without_excess(events: RankEvents, arrivals: Arrivals, rows: Sequence[int]) 
 
     Waits divide the time between two calls into parts; the excess is removed from the parts longer than on other ranks.
     """
-    shorter = np.zeros(len(events.time), np.int64)
+    cut_ns = np.zeros(len(events.time), np.int64)
     for row in rows:
         first, last = np.searchsorted(
             events.axis_ns, [arrivals.previous_axis_ns[row], arrivals.axis_ns[row]], side="right"
         )
         inside = slice(int(first), int(last))
         excess = np.maximum(events.own_ns[inside] - _peer_median(events, arrivals, row, int(last - first)), 0)
-        shorten(shorter, events, inside, excess, int(arrivals.excess[row]))
-    return shorter
+        shorten(cut_ns, events, inside, excess, int(arrivals.excess[row]))
+    return cut_ns
 
 
-def shorten(shorter: Int64Array, events: RankEvents, inside: slice, weights: Float64Array, duration_ns: int) -> None:
-    """Distribute `duration_ns` over `shorter[inside]` by weight; no event gets more than its own time."""
+def shorten(cut_ns: Int64Array, events: RankEvents, inside: slice, weights: Float64Array, duration_ns: int) -> None:
+    """Distribute `duration_ns` over `cut_ns[inside]` by weight; no event gets more than its own time."""
     total = float(weights.sum())
     if total > 0:
         part = np.rint(weights * (duration_ns / total)).astype(np.int64)
-        shorter[inside] = np.minimum(shorter[inside] + part, events.own_ns[inside])
+        cut_ns[inside] = np.minimum(cut_ns[inside] + part, events.own_ns[inside])
 
 
 def _peer_median(events: RankEvents, arrivals: Arrivals, row: int, count: int) -> Float64Array:

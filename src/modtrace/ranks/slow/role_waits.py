@@ -70,9 +70,9 @@ class RoleWait(NamedTuple):
         wait = f"{self.role} {'wait' if self.role.endswith('s') else 'waits'} {100 * self.share:.0f} % of a step"
         outside = "outside modules and ranges"
         place = place_text(self.fqn, self.phase) if self.fqn != OUTSIDE else f"what runs {outside}"
-        mostly = f"in {place}" if self.fqn != OUTSIDE else outside
-        why = f", mostly {mostly}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
-        return f"{wait} for {self.waits_for}{why}"
+        position = f"in {place}" if self.fqn != OUTSIDE else outside
+        cause = f", mostly {position}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
+        return f"{wait} for {self.waits_for}{cause}"
 
 
 class RoleTimes(NamedTuple):
@@ -270,11 +270,11 @@ def _place_times(process: _Process, edges: Int64Array) -> dict[ModulePhase, Floa
         in_place = is_in_steps & (place == index)
         times.setdefault(places[index], np.zeros(len(edges) - 1))
         times[places[index]] += np.bincount(step[in_place], place_ns[in_place], len(edges) - 1)
-    busy = union_of(
+    busy_intervals = union_of(
         np.concatenate([spans.start, ranges.start, process.waits.start]),
         np.concatenate([spans.start + spans.duration, ranges.end, process.waits.end]),
     )
-    times[_NO_PLACE] = np.diff(edges) - busy.time_within(edges[:-1], edges[1:]).astype(np.float64)
+    times[_NO_PLACE] = np.diff(edges) - busy_intervals.time_within(edges[:-1], edges[1:]).astype(np.float64)
     return times
 
 

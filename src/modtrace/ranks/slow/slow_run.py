@@ -211,12 +211,12 @@ class SlowRun:
 
     def _rank_sentence(self, late: LateRank) -> str:
         mean_ms = _ms(late.cost_ns / max(late.steps, 1))
-        where = f", mostly in {late.place}" if late.modules else ""
+        place = f", mostly in {late.place}" if late.modules else ""
         if late.modules and late.modules[0].fqn == OUTSIDE and late.rank in self.lines:
-            where += f", longest {self.lines[late.rank]}"
+            place += f", longest {self.lines[late.rank]}"
         share_of_worst = sum(place.cost_ns for place in late.modules) / max(late.cost_ns, 1)
-        if late.is_slow and where and share_of_worst < _MIN_PLACE_SHARE:
-            where = f", in all places alike ({share_of_worst:.0%} in the worst one): more to do, or a slower machine"
+        if late.is_slow and place and share_of_worst < _MIN_PLACE_SHARE:
+            place = f", in all places alike ({share_of_worst:.0%} in the worst one): more to do, or a slower machine"
         # The duration of the first step is unknown, and so is the time after the last one.
         late_steps = (step for step in self.steps if step.verdict == "late" and step.rank == late.rank)
         saved_ns = sum(step.saved_ns for step in late_steps if step.duration_ns)
@@ -224,7 +224,7 @@ class SlowRun:
         share = f" ({percent} %)" if float(percent) > 0 else ""
         return (
             f"{self.name(late.rank)} was late in {late.steps:,} of {counted(len(self.steps), 'step')}, by {mean_ms} ms "
-            f"on average{where}; without this delay the run would be {_ms(late.saved_ns)} ms shorter{share}"
+            f"on average{place}; without this delay the run would be {_ms(late.saved_ns)} ms shorter{share}"
         )
 
     @property
