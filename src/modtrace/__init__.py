@@ -1,7 +1,7 @@
 """Timelines of PyTorch modules: forward, backward and recompute as nested spans, in Perfetto and Chrome traces.
 
-The names in this package are public, and so are `integrations.transformers`, `integrations.lightning` and the types of
-results that the README beside this file lists. All else in submodules may change without notice.
+The names in this package are public, and so are `integrations.transformers`, `integrations.lightning` and the result
+types that the README next to this file lists. Everything else in submodules may change without notice.
 
 Example:
     >>> import modtrace
@@ -22,7 +22,7 @@ from ._errors import TraceError as TraceError
 from ._errors import WriteError as WriteError
 from ._version import __version__ as __version__
 
-if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test compares them
+if TYPE_CHECKING:  # type checkers read these imports, run time uses `_NAMES`; a test compares them
     from .checking import check as check
     from .compare import Diff as Diff
     from .compare import diff as diff
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         if module.startswith((".recording", ".track")):
-            importlib.import_module("torch")  # first, as a recording that waits for torch needs these modules whole
+            importlib.import_module("torch")  # first: a recording that waits for torch needs complete modules
         value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":

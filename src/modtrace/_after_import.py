@@ -1,8 +1,8 @@
-"""Calling functions once a module is imported.
+"""Functions that are called once a module is imported.
 
-One finder is put first in `sys.meta_path` and stays there. For an awaited module it asks the finders after it and wraps
-the `exec_module` of the loader that they find. So neither `importlib.util.find_spec` alone nor a failed import calls
-anything.
+A finder is inserted at the front of `sys.meta_path` and stays there. For an awaited module it asks the finders after
+it, and wraps `exec_module` of the loader that they find. So a call of `importlib.util.find_spec`, or an import that
+fails, calls none of the functions.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from typing import Any
 _waiting: dict[str, list[Callable[[], None]]] = {}
 """The functions to call once a module is imported, by the module's name."""
 _thread = threading.local()
-"""The module that this thread is looking for: `looking_for`."""
+"""Attribute `looking_for`: name of the module that this thread is searching."""
 
 
 def call_after_import(name: str, function: Callable[[], None]) -> None:
-    """Call `function` once `name` is imported, or now if it is. Its exceptions leave the `import` statement.
+    """Call `function` once `name` is imported, at once if it is already. Its exceptions leave the `import` statement.
 
-    It is called once, however often it was asked for, on the thread that executes the module, before any `import` of it
-    returns.
+    The thread that executes the module calls the function once, even if it is registered several times, before any
+    `import` of the module returns.
     """
     if name in sys.modules:
         function()
@@ -37,7 +37,7 @@ def call_after_import(name: str, function: Callable[[], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds what the other finders find, and watches the execution of awaited modules."""
+    """Finds awaited modules through the other finders, and wraps their loaders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -62,10 +62,10 @@ _finder = _Finder()
 
 
 def _call_after_execution(spec: ModuleSpec) -> None:
-    """Wrap the `exec_module` of a loader, which then calls the waiting functions; its class and attributes stay."""
+    """Wrap `exec_module` of a loader so that it calls the waiting functions; the loader keeps its class."""
     loader: Any = spec.loader
     execute = getattr(loader, "exec_module", None)
-    if execute is None or isinstance(loader, type):  # a namespace package; a loader that all built-in modules share
+    if execute is None or isinstance(loader, type):  # a namespace package, or the one loader of all built-in modules
         return
 
     def execute_then_call(module: ModuleType) -> None:
@@ -74,5 +74,5 @@ def _call_after_execution(spec: ModuleSpec) -> None:
         while functions:
             functions.pop(0)()
 
-    with contextlib.suppress(AttributeError):  # a loader that takes no attributes
+    with contextlib.suppress(AttributeError):  # the loader does not allow new attributes
         loader.exec_module = execute_then_call

@@ -1,8 +1,8 @@
-"""The errors that modtrace raises on purpose, and those for what has to be there, as torch to record.
+"""The errors that modtrace raises on purpose, and checks for required packages such as torch.
 
 ModtraceError
 ├── RecordingError      a recording cannot be started, or is used in the wrong state
-├── EngineError         the native engine is asked for and cannot be had
+├── EngineError         the native engine is requested and not available
 ├── RingError           a ring file cannot be made, read or trusted
 ├── TraceError          an input trace is broken; names the file and the byte offset
 └── WriteError          an output cannot be written; names the path
@@ -25,7 +25,7 @@ class RecordingError(ModtraceError):
 
 
 class EngineError(ModtraceError):
-    """The native engine is asked for and cannot be had; the message says what to run."""
+    """The native engine is requested and not available; the message gives the command that builds it."""
 
 
 class RingError(ModtraceError):
@@ -37,8 +37,8 @@ class TraceError(ModtraceError):
 
     Args:
         path: the file.
-        message: what is wrong, and what to do.
-        offset: the byte at which it is wrong, where known.
+        message: the fault, and advice for the user.
+        offset: the position of the fault in bytes, if it is known.
     """
 
     def __init__(self, path: str | os.PathLike[str], message: str, offset: int | None = None) -> None:
@@ -48,23 +48,23 @@ class TraceError(ModtraceError):
         super().__init__(f"{self.path}{position}: {message}")
 
     def __reduce__(self) -> "tuple[type[TraceError], tuple[str, str, int | None]]":
-        # `Exception` would be made anew of its text alone, as where a process hands it to another.
+        # Without this, unpickling in another process would call the class with the text as its only argument.
         return type(self), (self.path, self.message, self.offset)
 
 
 class WriteError(ModtraceError):
-    """An output cannot be written; the message names the path, and an existing file there is intact."""
+    """An output cannot be written; the message names the path. An existing file at that path is intact."""
 
 
 class TorchMissingError(RecordingError, ImportError):
-    """Something that records is asked for, and torch is not installed."""
+    """A function that records is requested, and torch is not installed."""
 
     def __init__(self) -> None:
         super().__init__("torch is not installed, and without it nothing is recorded: pip install 'modtrace[torch]'")
 
 
 def check_can_record() -> None:
-    """Raise TorchMissingError, without importing torch, if there is none, RecordingError for a free-threaded Python."""
+    """Raise TorchMissingError if torch, which is not imported, is missing, RecordingError on a free-threaded Python."""
     if is_free_threaded():
         raise RecordingError(
             f"this is a free-threaded build of CPython {platform.python_version()}, which modtrace does not record in; "
@@ -75,12 +75,12 @@ def check_can_record() -> None:
 
 
 def require_extra(extra: str, *modules: str) -> None:
-    """Raise ModtraceError, which says what to install, if a module that an extra has is missing."""
+    """Raise ModtraceError, whose message names the extra to install, if one of the extra's modules is missing."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[{extra}]'")
 
 
 def is_free_threaded() -> bool:
-    """Return whether this Python was built to run without the GIL, whether or not it does now."""
+    """Return whether this Python was built to run without the GIL, even if the GIL is enabled now."""
     return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))

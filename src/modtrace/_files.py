@@ -1,7 +1,7 @@
-"""Files: finding those that an argument means; opening them; writing them whole or not at all; folders that are held.
+"""Files: expanding arguments to files; opening files; writing them atomically; folders that stay open.
 
-Whoever may write into a folder can put links there, also in place of a file or a folder that was there a moment ago. So
-what modtrace makes by itself is made in a `Folder`, under a name that leads nowhere else.
+Anyone who may write into a folder can place links there, or replace a file or folder by a link at any moment. So
+modtrace creates its own files in a `Folder`, under names that cannot be links.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ LIBRARY_NAME = "modtrace_native"
 
 
 def cache_home() -> Path:
-    """Return the cache: `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`, or raise EngineError."""
-    named = os.environ.get("MODTRACE_CACHE")
-    home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "modtrace"
+    """Return `$MODTRACE_CACHE`, or `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`; raise EngineError without a home."""
+    cache_path = os.environ.get("MODTRACE_CACHE")
+    cache = Path(cache_path) if cache_path else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "modtrace"
     try:
-        return home.expanduser()
+        return cache.expanduser()
     except RuntimeError as error:
         raise EngineError(
-            f"{home}: the home folder is not known (HOME is not set, and the user has none); "
+            f"{cache}: the home folder is not known (HOME is not set, and the user has none); "
             "name a folder in MODTRACE_CACHE"
         ) from error
 
@@ -42,7 +42,8 @@ def cache_home() -> Path:
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a file to read its bytes, unbuffered; never wait for a pipe.
 
-    Raises OSError if it cannot be opened, or is a pipe, a device or a socket: these have no end, or no second reading.
+    Raises OSError if the file cannot be opened, or is a pipe, a device or a socket: these may be endless, and cannot be
+    read twice.
     """
     try:
         file = io.FileIO(path, opener=_open_at_once)
@@ -51,7 +52,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
         raise IsADirectoryError(error.errno, f"it is a folder; {help_}") from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is not a regular file; save what it gives to one first", os.fspath(path))
+        raise OSError(errno.EINVAL, "it is not a regular file; save its data to one first", os.fspath(path))
     return file
 
 
@@ -59,15 +60,15 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
 
 
-_position = threading.Lock()
-"""Held while the position of a descriptor is not what its other readers left."""
+_position_lock = threading.Lock()
+"""Protects the position of a descriptor while `read_at` changes it."""
 
 
 def read_at(descriptor: int, count: int, offset: int) -> bytes:
-    """Return at most `count` bytes from `offset` on; the position of the file does not change."""
+    """Return up to `count` bytes from `offset` on; the position of the file does not change."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, count, offset)
-    with _position:  # Windows
+    with _position_lock:  # Windows
         position = os.lseek(descriptor, 0, os.SEEK_CUR)
         try:
             os.lseek(descriptor, offset, os.SEEK_SET)
@@ -77,14 +78,14 @@ def read_at(descriptor: int, count: int, offset: int) -> bytes:
 
 
 class Folder:
-    """A folder that is kept open. What is done below `path` is done in this folder, even if another one gets its name.
+    """A folder that stays open: `path` leads to it even if another folder gets its name.
 
-    The path is empty for the working directory; it is a link only if `follow`. Raises OSError if there is no such
-    folder.
+    An empty path means the working directory. Raises OSError if there is no such folder, or, unless `follow`, if the
+    path is a link.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
-        # Another path of it, which goes by a descriptor of this process. It is as given where the system has none.
+        # A path through this process's descriptor (/proc/self/fd/N); the given path if the system has no such paths.
         self.path = os.fspath(path) or os.curdir
         if not follow and os.path.islink(self.path):
             raise NotADirectoryError(errno.ENOTDIR, "it is a link, and others may have made it", self.path)
@@ -92,30 +93,30 @@ class Folder:
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
             descriptor = os.open(self.path, flags)
             weakref.finalize(self, os.close, descriptor)
-            by_descriptor = f"/proc/self/fd/{descriptor}"
-            self.path = by_descriptor if os.path.isdir(by_descriptor) else self.path
+            descriptor_path = f"/proc/self/fd/{descriptor}"
+            self.path = descriptor_path if os.path.isdir(descriptor_path) else self.path
 
     def make(self, name: str, mode: int) -> "Folder":
-        """Return a folder in this one, made if it is missing, and no link; raises OSError if it cannot be."""
+        """Return a subfolder, created if it is missing; raises OSError if it cannot be created, or is a link."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"{self.path}/{name}", mode)
         return Folder(f"{self.path}/{name}", follow=False)
 
 
 def create_file(path: str, mode: int) -> int:
-    """Create a file, and return a descriptor that appends to it; the umask takes some off its mode.
+    """Create a file, and return a descriptor that appends to it; the umask reduces its mode.
 
-    Raises OSError if it cannot be made, or anything has that name already, a link least of all is followed.
+    Raises OSError if the file cannot be created or the name exists already; an existing link is never followed.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-    for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # the last one is of Windows, which lacks the others
+    for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # only Windows has O_BINARY, and it lacks the other two
         flags |= getattr(os, flag, 0)
     return os.open(path, flags, mode)
 
 
 @contextmanager
 def work_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Make a folder for this user alone, in `parent` or among temporary files; it is there while the block runs."""
+    """Make a private folder, in `parent` or in the system's temporary folder, that exists while the block runs."""
     try:
         temporary = tempfile.TemporaryDirectory(prefix=".modtrace-" if parent else "modtrace-", dir=parent)
     except OSError as error:
@@ -132,7 +133,7 @@ def work_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
 
 
 def is_of_user(status: os.stat_result, *, or_root: bool = False) -> bool:
-    """Return whether a file is this user's, or perhaps root's; every file is where users have no numbers."""
+    """Return whether this user owns a file, or root if `or_root`; True on systems without user ids."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid() or (or_root and status.st_uid == 0)
 
 
@@ -141,73 +142,73 @@ _TRACE_SUFFIXES = (".pftrace", ".pftrace.gz", ".json", ".json.gz", ".zip")
 RECORDING_SUFFIXES = (*_TRACE_SUFFIXES, *RING_SUFFIXES)
 
 FileChoice = tuple[str, ...] | Callable[[str], bool]
-"""Which files of a folder are meant: the ends of their names, or a function that decides by the path."""
+"""A choice of files in a folder: suffixes of their names, or a function that returns whether a path is chosen."""
 
 
 def find_recordings(paths: Iterable[str]) -> list[str]:
-    """Return the recordings that files, folders and patterns mean, each once; a file may be called anything.
+    """Return the distinct recordings of files, folders and patterns; a file given by its path may have any name.
 
-    Raises ModtraceError if a folder holds none, or nothing matches a pattern.
+    Raises ModtraceError if a folder has no recording, or no file matches a pattern.
     """
     return list(dict.fromkeys(file for path in paths for file in _files_of(path, RECORDING_SUFFIXES)))
 
 
-def find_each(paths: Iterable[str], kind: FileChoice) -> tuple[list[str], list[str]]:
-    """Return the files of a kind that arguments mean, and an error for each argument without files."""
+def find_each(paths: Iterable[str], choice: FileChoice) -> tuple[list[str], list[str]]:
+    """Return the chosen files of all arguments, and an error for each argument without files."""
     files: dict[str, None] = {}
     errors = []
     for path in paths:
-        if kind == RING_SUFFIXES and path.lower().endswith(_TRACE_SUFFIXES) and os.path.isfile(path):
+        if choice == RING_SUFFIXES and path.lower().endswith(_TRACE_SUFFIXES) and os.path.isfile(path):
             errors.append(f"{path}: this is a trace, and not the ring file of a process; see it with modtrace summary")
             continue
         try:
-            files |= dict.fromkeys(_files_of(path, kind))
+            files |= dict.fromkeys(_files_of(path, choice))
         except ModtraceError as error:
             errors.append(str(error))
     return list(files), errors
 
 
-def _files_of(path: str, kind: FileChoice) -> list[str]:
+def _files_of(path: str, choice: FileChoice) -> list[str]:
     if os.path.isdir(path):
         files = [os.path.join(path, name) for name in sorted(os.listdir(path))]
-        if callable(kind):
-            chosen, missing = [file for file in files if kind(file) and os.path.isfile(file)], "nothing of this kind"
+        if callable(choice):
+            files, problem = [file for file in files if choice(file) and os.path.isfile(file)], "nothing of this kind"
         else:
-            chosen = [file for file in files if file.lower().endswith(kind)]
-            missing = f"no recording in this folder; they end in {', '.join(kind)}"
-        if not chosen:
-            raise ModtraceError(f"{path}: {missing}")
-        return chosen
+            files = [file for file in files if file.lower().endswith(choice)]
+            problem = f"no recording in this folder; they end in {', '.join(choice)}"
+        if not files:
+            raise ModtraceError(f"{path}: {problem}")
+        return files
     if os.path.exists(path) or not glob.has_magic(path):
         return [path]
-    matching = sorted(glob.glob(path))
-    if not matching:
+    matches = sorted(glob.glob(path))
+    if not matches:
         raise ModtraceError(f"{path}: no file matches")
-    return matching
+    return matches
 
 
-def begins_with(path: str | os.PathLike[str], start: bytes) -> bool:
-    """Say whether a file begins with these bytes; False if it cannot be read."""
+def begins_with(path: str | os.PathLike[str], magic: bytes) -> bool:
+    """Return whether a file begins with these bytes; False if it cannot be read."""
     try:
         with open_regular(os.fspath(path)) as file:
-            return file.read(len(start)) == start
+            return file.read(len(magic)) == magic
     except OSError:
         return False
 
 
 _GZIP_LEVEL = 3
-"""zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
+"""zlib's level: for traces, higher levels need three times as long and save only a tenth of the size."""
 
 _NEW_FILE_MODE = 0o666
-"""Permissions of a new file; the umask takes some off."""
-_REPLACED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-"""Kinds of files that are not written directly; that a folder cannot be replaced is an error."""
+"""Permissions of a new file; the umask reduces them."""
+_REPLACED_TYPES = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+"""File types that are replaced, not written directly; replacing a folder is an error."""
 _PRIVATE_MODE = 0o600
 """Permissions of a temporary file while it is written. Then it gets those of the file that it replaces."""
 
 
 class Sink(Protocol):
-    """Where a writer's bytes go."""
+    """The output of a writer of bytes."""
 
     def write(self, data: bytes, /) -> object:
         """Write all of `data`."""
@@ -215,28 +216,28 @@ class Sink(Protocol):
 
 @contextlib.contextmanager
 def atomic_writer(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[Sink]:
-    """Write a file that takes the place of `path` when the block ends well.
+    """Write a file that replaces `path` when the block ends without an error.
 
-    Until then the bytes go to a temporary file in the same directory. A block that raises leaves nothing behind, and
-    an existing file as it was. A `path` that ends in `.gz` is compressed.
+    Until then the bytes go to a temporary file in the same directory. If the block raises, the temporary file is
+    removed, and an existing file stays as it was. A `path` that ends in `.gz` is compressed.
 
     Args:
-        path: where. A link of this user's or root's stays a link to the new file; one of another user's is replaced. A
-            device or a pipe is written directly, unless it is a pipe of another user's.
-        mode: permissions of a file that has its name from modtrace: what has the name is replaced. None: those of the
-            file that is replaced if it is this user's, else what the umask leaves; never set-user-ID.
+        path: the file to write. A link of this user or root stays and leads to the new file; a link of another user is
+            replaced. A device or a pipe is written directly, unless it is a pipe of another user.
+        mode: permissions of a file whose name modtrace chose; any file or link of that name is replaced. None: the
+            permissions of the old file if this user owns it, otherwise those that the umask allows; never set-user-ID.
 
     Raises:
-        WriteError: the file cannot be made, written or moved; names the path.
+        WriteError: the file cannot be created, written or moved; the message names the path.
     """
     try:
         target = _follow_own_link(Path(path)) if mode is None else Path(path)
         old = _status_of(target) if mode is None else None
         if old is not None and not stat.S_ISLNK(old.st_mode) and is_of_user(old):
             mode = old.st_mode & 0o777
-        is_special = old is not None and stat.S_IFMT(old.st_mode) not in _REPLACED
-        opened = open(target, "wb", opener=_open_special) if is_special else _regular(target, mode)  # noqa: SIM115
-        with opened as file:
+        is_special = old is not None and stat.S_IFMT(old.st_mode) not in _REPLACED_TYPES
+        writer = open(target, "wb", opener=_open_special) if is_special else _regular(target, mode)  # noqa: SIM115
+        with writer as file:
             if os.fspath(path).lower().endswith(".gz"):
                 with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
                     yield packed
@@ -260,16 +261,16 @@ def _regular(target: Path, mode: int | None) -> Iterator[BinaryIO]:
             os.fsync(descriptor)
         os.replace(temporary, target)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # an interrupt can come after it has moved
+        with contextlib.suppress(FileNotFoundError):  # an interrupt can come after the file was moved
             os.unlink(temporary)
         raise
 
 
 def _create_beside(target: Path, mode: int) -> tuple[Path, int]:
-    """Create an empty file of an unguessable name; return its path and a descriptor open for writing.
+    """Create an empty file with an unguessable name in the folder of `target`; return its path and a descriptor.
 
-    The kernel takes the umask off the mode: to read the umask, a process has to change it for all its threads. Nothing
-    that lies there already is opened, a planted link least of all.
+    The kernel applies the umask to the mode: to read the umask, a process has to change it for all its threads. An
+    existing file or link is never opened.
     """
     while True:
         temporary = target.parent / f".modtrace-{secrets.token_hex(8)}.tmp"
@@ -277,7 +278,7 @@ def _create_beside(target: Path, mode: int) -> tuple[Path, int]:
             return temporary, create_file(os.fspath(temporary), mode)
 
 
-def _open_special(path: str, flags: int) -> int:  # noqa: ARG001 (those of `open` create and truncate a file)
+def _open_special(path: str, flags: int) -> int:  # noqa: ARG001 (the flags of `open` create and truncate a file)
     descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) or (stat.S_ISFIFO(status.st_mode) and not is_of_user(status, or_root=True)):
@@ -287,18 +288,18 @@ def _open_special(path: str, flags: int) -> int:  # noqa: ARG001 (those of `open
 
 
 def _follow_own_link(path: Path) -> Path:
-    """Return what a path leads to, unless it is a link of another user's."""
+    """Return the target of a link, unless it is another user's; otherwise the path itself."""
     link = _status_of(path)
     if link is None or not stat.S_ISLNK(link.st_mode):
         return path
     target = Path(os.path.realpath(path))
-    # Asked a second time: others may have changed the link meanwhile.
+    # A second check: another process may have changed the link meanwhile.
     status = _status_of(path)
     return target if status is not None and os.path.samestat(link, status) and is_of_user(link, or_root=True) else path
 
 
 def _status_of(target: Path) -> os.stat_result | None:
-    """Return the status of what has a name, itself if it is a link; None if nothing has it."""
+    """Return `os.lstat` of a path; None if it does not exist."""
     try:
         return target.lstat()
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""Locks, maps and properties that stay right if an interrupt, a signal's handler, a finalizer or a fork intervenes.
+"""Locks, maps and properties that stay correct during an interrupt, a signal's handler, a finalizer or a fork.
 
-- `WeakMap` has values by object, without a callback when one dies.
+- `WeakMap` maps objects to values, without a callback when an object dies.
 - `Exclusive` is a section that one thread at a time runs.
-- `cached_property` holds no lock.
+- `cached_property` uses no lock.
 - `hold_ctrl_c` lets a file be saved before the program ends.
-- `raised_by_handler` tells the user's errors from ours.
+- `raised_by_handler` distinguishes the user's errors from ours.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _MIN_PRUNE_LENGTH = 64
-_PRESSED_AGAIN_NS = 1_000_000_000
-"""A Ctrl-C so long after the first one that is held is meant to abort; an earlier one is the same key press."""
+_MIN_PRESS_GAP_NS = 1_000_000_000
+"""Minimum time between the delayed Ctrl-C and a second one that aborts; until then it is the same key press."""
 
 
 class WeakMap(Generic[_Key, _Value]):
-    """Values by object, compared by identity. A value is found as long as its object lives.
+    """Values by object, compared by identity. A value is available as long as its object lives.
 
-    The callbacks of `weakref.WeakKeyDictionary` are Python code. A signal's handler can raise in there, the interpreter
-    ignores it, and the user's Ctrl-C is lost. Here nothing is called back: entries of dead objects go when there are
-    twice as many entries as objects were alive last time.
+    The callbacks of `weakref.WeakKeyDictionary` are Python code. If a signal's handler raises inside a callback, the
+    interpreter ignores the error, and the user's Ctrl-C is lost. This map has no callbacks: it removes the entries of
+    dead objects when the number of entries has doubled since the last removal.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class WeakMap(Generic[_Key, _Value]):
         self._prune_length = _MIN_PRUNE_LENGTH
 
     def get(self, key: _Key) -> _Value | None:
-        """Return the value of an object, None if it has none."""
+        """Return the value of an object, or None."""
         entry = self._entries.get(id(key))
         return entry[1] if entry is not None and entry[0]() is key else None
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
-        """Set the value of an object; raises TypeError if there are no weak references to it."""
+        """Set the value of an object; raises TypeError if the object does not support weak references."""
         if len(self._entries) >= self._prune_length:
             self._prune()
             self._prune_length = max(_MIN_PRUNE_LENGTH, 2 * len(self._entries))
@@ -58,7 +58,7 @@ class WeakMap(Generic[_Key, _Value]):
 
     def items(self) -> Iterator[tuple[_Key, _Value]]:
         """Yield the objects that are alive, and their values."""
-        # A list of the keys, whose making runs no other code that may change the dictionary.
+        # Making a list of the keys runs no other code, so the dictionary cannot change meanwhile.
         for key_id in list(self._entries):
             entry = self._entries.get(key_id)
             key = None if entry is None else entry[0]()
@@ -71,15 +71,15 @@ class WeakMap(Generic[_Key, _Value]):
             if entry is not None and entry[0]() is None:
                 removed = self._entries.pop(key_id, entry)
                 if removed is not entry:
-                    # Another thread has set a new object's in between.
+                    # Another thread has set the value of a new object in between.
                     self._entries.setdefault(key_id, removed)
 
 
 class Exclusive:
     """Lets one thread at a time run a function.
 
-    A thread that is inside runs another function at once: a finalizer or a signal's handler must not wait for what it
-    interrupted. In a forked child it is open, whoever was inside in the parent.
+    A thread that is inside may enter again: a finalizer or a signal's handler must not wait for the code that it
+    interrupted. In a forked child the section is free, even if a thread of the parent was inside.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Exclusive:
             lock.release()
             return value
         except BaseException:
-            # Also where an exception of a signal's handler comes right after the lock's acquisition.
+            # A signal's handler may have raised right after the lock was acquired.
             if lock._is_owned():  # type: ignore[attr-defined]
                 lock.release()
             raise
@@ -107,7 +107,7 @@ _all: WeakMap[Exclusive, None] = WeakMap()
 
 
 def in_forked_child(function: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called in each child that is forked from now on."""
+    """Register a function to be called in each child forked from now on."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
     return function
@@ -115,7 +115,7 @@ def in_forked_child(function: Callable[[], None]) -> Callable[[], None]:
 
 @in_forked_child
 def _renew_all_in_child() -> None:
-    # Another thread of the parent, which the child does not have, may have been inside.
+    # A thread that exists only in the parent may have been inside.
     for exclusive in _all:
         exclusive._lock = threading.RLock()
 
@@ -123,8 +123,8 @@ def _renew_all_in_child() -> None:
 class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it
     """A property that is computed once for each object.
 
-    Until Python 3.12 that of `functools` holds a lock while it computes, one for all objects of a class. A child that
-    is forked meanwhile would wait for ever. Here two threads that ask at once may both compute.
+    Before Python 3.12, `functools.cached_property` computes under a lock that all objects of a class share. A child
+    that is forked meanwhile would wait for ever. This property has no lock, so two threads may both compute its value.
     """
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:
@@ -139,7 +139,7 @@ class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Return whether the handler of a signal raised `error`: it is the user's then, whatever code it interrupted."""
+    """Return whether the handler of a signal raised `error`. Such an error is the user's, even inside our code."""
     codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
@@ -154,10 +154,10 @@ def _code(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def hold_ctrl_c(function: Callable[[], _Value], tell: Callable[[], None]) -> _Value:
-    """Call `function`, and let a Ctrl-C wait until it is done; one that comes a second after that aborts it.
+def hold_ctrl_c(function: Callable[[], _Value], notify: Callable[[], None]) -> _Value:
+    """Call `function` and delay a Ctrl-C until it returns; another Ctrl-C after a second or more aborts it.
 
-    It does so where Ctrl-C would raise KeyboardInterrupt: in the main thread of a program that set no handler.
+    Ctrl-C is delayed only if it would raise KeyboardInterrupt: in the main thread of a program without own handler.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -167,13 +167,13 @@ def hold_ctrl_c(function: Callable[[], _Value], tell: Callable[[], None]) -> _Va
     def hold(number: int, frame: FrameType | None) -> None:
         nonlocal first_ns
         now_ns = time.monotonic_ns()
-        if first_ns and now_ns - first_ns >= _PRESSED_AGAIN_NS:
+        if first_ns and now_ns - first_ns >= _MIN_PRESS_GAP_NS:
             first_ns = 0
             signal.default_int_handler(number, frame)
         if not first_ns:
             first_ns = now_ns
             with contextlib.suppress(OSError, RuntimeError, ValueError):  # stderr is closed, or is being written to
-                tell()
+                notify()
 
     try:
         signal.signal(signal.SIGINT, hold)

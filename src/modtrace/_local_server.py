@@ -1,4 +1,4 @@
-"""A web server for this machine alone. Its other users can connect, but cannot exhaust it or pose as this user."""
+"""A web server for this machine only. Other users can connect, but can neither exhaust it nor pose as this user."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _ACCEPT_PAUSE_S = 0.1
 class LocalServer(ThreadingHTTPServer):
     """Serves at 127.0.0.1, each connection on a thread.
 
-    At most 32 connections wait for a request to come: one more ends the oldest of them.
+    Up to 32 connections may wait for their request; one more closes the oldest connection.
     """
 
     daemon_threads = True
@@ -32,7 +32,7 @@ class LocalServer(ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            time.sleep(_ACCEPT_PAUSE_S)  # no descriptor is left: it would be asked for again at once
+            time.sleep(_ACCEPT_PAUSE_S)  # the process has no free descriptor, and the server would retry at once
             raise
 
     def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:  # type: ignore[override]
@@ -50,7 +50,7 @@ class LocalServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def note_served(self, request: socket.socket) -> None:
-        """Count a connection no longer as waiting, since it may have what it asks for."""
+        """Count a connection no longer as waiting: its request is accepted."""
         with self._change:
             self._waiting.pop(request, None)
 
@@ -72,12 +72,12 @@ class LocalHandler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def is_own_user(self) -> bool:
-        """Whether the kernel has this user or root at the other end, or does not say who is there."""
+        """Return whether the client belongs to this user or root, or the kernel does not report its user."""
         users = _users_of(self.client_address[:2], ("127.0.0.1", self.server.server_port))
         return not users or users <= {0, os.geteuid()}
 
     def parse_request(self) -> bool:
-        """Read a request; refuse HTTP/0.9, which has no headers to tell who asks."""
+        """Read a request; refuse HTTP/0.9, which has no Host header to check."""
         is_read = super().parse_request()
         if is_read and self.request_version == "HTTP/0.9":
             self.send_error(HTTPStatus.FORBIDDEN, "no Host")
@@ -93,13 +93,13 @@ class LocalHandler(BaseHTTPRequestHandler):
 
 
 def _users_of(client: tuple[str, int], server: tuple[str, int]) -> set[int]:
-    """Return the user of a client's end of a connection over IPv4; empty if the system does not say."""
-    # As the kernel writes them: the address as one integer of this machine's byte order, then the port.
+    """Return the user of a client's end of an IPv4 connection; empty if the system does not report it."""
+    # The kernel writes the address as one integer in this machine's byte order, then the port.
     local, remote = (
         f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}" for host, port in (client, server)
     )
     users = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # the second one has those of sockets that speak both
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # tcp6 lists sockets that accept both IPv4 and IPv6
         with contextlib.suppress(OSError), open(table) as lines:
             for fields in map(str.split, lines):
                 if fields[1].endswith(local) and fields[2].endswith(remote):

@@ -1,4 +1,4 @@
-"""Pools of processes: work on all processors, or those of an executor."""
+"""Pools of processes: work on all processors of this machine, or on those of an executor."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def processor_count() -> int:
-    """Return how many processors this process may run on, or how many there are if the system does not say."""
+    """Return the number of processors this process may use, or of the machine's if the system cannot report it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -26,8 +26,8 @@ def processor_count() -> int:
 _NICENESS = 10
 
 
-def give_way() -> None:
-    """Let other processes run before this one and its children, if the system can do that."""
+def lower_priority() -> None:
+    """Give other processes priority over this one and its children, if the system supports it."""
     if hasattr(os, "nice"):  # not on Windows
         os.nice(_NICENESS)
 
@@ -35,62 +35,62 @@ def give_way() -> None:
 def map_in_processes(
     function: Callable[[T], R], items: Iterable[T], processes: int, executor: Executor | None = None
 ) -> Iterator[tuple[T, R]]:
-    """Yield each item with what a function returns for it, in the order in which they are done.
+    """Yield each item with the result of `function`, in the order of completion.
 
     Args:
-        function: called with an item, in this process if one is enough; it, items and results can be pickled.
-        items: what it is called with.
-        processes: how many run at a time, where there is no executor.
-        executor: runs them, where it likes; it stays open. None: processes of this machine.
+        function: called with an item, in this process if one process is enough. It can be pickled, as can its results.
+        items: arguments for the calls; they can be pickled.
+        processes: number of processes if there is no executor.
+        executor: makes the calls, on any machine, and stays open. None: processes of this machine make them.
 
     Raises:
-        Exception: what the function raised for an item; what had not begun then is not done.
-        ModtraceError: one of the processes was killed, or the executor can do no more.
+        Exception: `function` raised it for an item; items not started by then are skipped.
+        ModtraceError: one of the processes was killed, or the executor is broken.
     """
-    todo = list(items)
+    tasks = list(items)
     if executor is not None:
-        yield from _map(executor, function, todo, "the executor can do no more, as one of its workers was lost")
-    elif min(processes, len(todo)) <= 1:
-        for item in todo:
+        yield from _map(executor, function, tasks, "the executor can do no more, as one of its workers was lost")
+    elif min(processes, len(tasks)) <= 1:
+        for item in tasks:
             yield item, function(item)
     else:
-        with ProcessPoolExecutor(min(processes, len(todo)), get_context("spawn"), _end_when_interrupted) as pool:
-            killed = "a process was killed, most often because memory ran out; try with fewer"
-            yield from _map(pool, function, todo, killed)
+        with ProcessPoolExecutor(min(processes, len(tasks)), get_context("spawn"), _end_when_interrupted) as pool:
+            message = "a process was killed, most often because memory ran out; try with fewer"
+            yield from _map(pool, function, tasks, message)
 
 
-def _map(executor: Executor, function: Callable[[T], R], items: Iterable[T], lost: str) -> Iterator[tuple[T, R]]:
+def _map(executor: Executor, function: Callable[[T], R], items: Iterable[T], message: str) -> Iterator[tuple[T, R]]:
     tasks: dict[Future[R], T] = {}
     try:
         tasks |= {executor.submit(function, item): item for item in items}
         for done in as_completed(tasks):
             yield tasks.pop(done), done.result()
     except BrokenExecutor as error:
-        raise ModtraceError(lost) from error
+        raise ModtraceError(message) from error
     finally:
         for task in tasks:
             task.cancel()
 
 
 def _end_when_interrupted() -> None:
-    # Ctrl-C goes to all processes of a terminal. A worker that handled it would report it as an error of its item, and
-    # take the next one.
+    # Ctrl-C reaches all processes of a terminal. A worker that handled it would report it as an error of its item, and
+    # go on with the next item.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 _MIN_FILES_IN_PROCESSES = 128
-"""To start processes takes as long as to read so many files."""
+"""Number of files that can be read in the time that processes need to start."""
 _FILES_AT_ONCE = 32
 _MAX_PROCESSES = 32
 
 
 class ParallelReader(ExitStack):
-    """Reads files, many of them in processes of its own, which end with the `with` block."""
+    """Reads files; if they are many, in processes of its own, which end with the `with` block."""
 
     _processes: ProcessPoolExecutor | None = None
 
     def read(self, read: Callable[[str], T], paths: Sequence[str]) -> tuple[list[T], list[str]]:
-        """Return what `read` returns for each file, and the ModtraceErrors; raises one if a process was killed."""
+        """Return the result of `read` per file, and the messages of ModtraceErrors; raises one if a process died."""
         if len(paths) < _MIN_FILES_IN_PROCESSES:
             results = [_result_or_error(read, path) for path in paths]
         else:

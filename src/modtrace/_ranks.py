@@ -1,4 +1,4 @@
-"""Which rank of its job this process is, and paths of files that are named after that."""
+"""The rank of this process in its job, and file paths that contain the rank."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ._errors import RecordingError
 
 ROLE = r"[\w.-]{1,40}"
-"""A pattern that the name of a role matches as a whole."""
+"""Pattern for the whole name of a role."""
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
@@ -20,7 +20,7 @@ def rank_in(environment: Mapping[str, str]) -> int | None:
 
 
 def role_in(environment: Mapping[str, str]) -> str | None:
-    """Return what this process does in its job, as torchrun's `--role` says it; None if nothing says it."""
+    """Return the role of this process in its job from torchrun's `--role`; None if it is not set."""
     role = environment.get("ROLE_NAME", "default")
     return role if role != "default" and re.fullmatch(ROLE, role) else None
 
@@ -32,12 +32,12 @@ def world_size_in(environment: Mapping[str, str]) -> int:
 
 
 def host_hash() -> str:
-    """Return 12 hexadecimal digits that tell hosts apart and do not name them."""
+    """Return 12 hexadecimal digits that identify this host without its name."""
     return hashlib.sha256(f"modtrace {socket.gethostname()}".encode()).hexdigest()[:12]
 
 
 def is_shared(path: str, environment: Mapping[str, str]) -> bool:
-    """Whether several ranks run, and a path that is not expanded yet does not tell them apart."""
+    """Return whether several ranks run and would share `path`, which is not expanded yet."""
     return world_size_in(environment) > 1 and not re.search("%[rp]", path.replace("%%", ""))
 
 
@@ -55,8 +55,8 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
     """Return `path` with the rank, the process id and the host's hash filled in.
 
     Args:
-        path: may hold `%r`, `%p`, `%h` and `%%`; other percent signs stay as they are.
-        environment: where `RANK` is looked up.
+        path: may contain `%r`, `%p`, `%h` and `%%`; other percent signs stay as they are.
+        environment: contains `RANK`.
 
     Raises:
         RecordingError: there is a `%r`, and `RANK` is not a number.
@@ -73,7 +73,7 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
 
 
 def absolute_path(path: str) -> str:
-    """Return a path that is not expanded yet as an absolute one; raises RecordingError without a working directory."""
+    """Return an absolute form of a path not expanded yet; raises RecordingError if there is no working directory."""
     if os.path.isabs(path):
         return os.path.normpath(path)
     try:
@@ -85,7 +85,7 @@ def absolute_path(path: str) -> str:
 
 
 def insert_before_suffixes(path: str, text: str) -> str:
-    """Return `path` with a dot and `text` before its last suffix, or before two that are one (`.json.gz`).
+    """Return `path` with a dot and `text` before its last suffix, or before a double suffix such as `.json.gz`.
 
     Example:
         >>> insert_before_suffixes("llama-3.2.json.gz", "x")
@@ -98,7 +98,7 @@ def insert_before_suffixes(path: str, text: str) -> str:
 
 
 def _process_group() -> tuple[int, int] | None:
-    """Return rank and size of torch's default process group, where torch is imported and there is one."""
+    """Return rank and size of torch's default process group; None if torch is not imported or has no group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

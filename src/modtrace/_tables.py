@@ -23,14 +23,14 @@ from ._errors import ModtraceError
 
 SortKey = Literal["gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
-"""The keys that sort the table of modules. They are here since the help of commands is read without NumPy."""
+"""The keys that sort the table of modules; defined here because the help of commands is shown without NumPy."""
 
 
 def is_terminal(stream: object) -> bool:
-    """Tell whether a standard stream is a terminal.
+    """Return whether a standard stream is a terminal.
 
-    A closed stream is not, nor one that is None because it was closed before Python began, nor an object of the
-    program's that does not say.
+    False for a closed stream, for None (the stream was closed before Python started), and for an object of the
+    program's without a usable `isatty`.
     """
     try:
         return bool(stream.isatty())  # type: ignore[attr-defined]
@@ -39,7 +39,7 @@ def is_terminal(stream: object) -> bool:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as one reads it: `0.3 ms`, `4.2 s`, `2 min 5 s`."""
+    """Return a duration for people: `0.3 ms`, `4.2 s`, `2 min 5 s`."""
     if 0 < seconds < 0.00005:
         return "<0.1 ms"
     if seconds < 0.0095:
@@ -59,19 +59,19 @@ def counted(number: int, noun: str) -> str:
 
 
 def ratio_text(ratio: float, form: str = "{:+.1%}", measure: str = "long") -> str:
-    """Return by how much something grew, as a percentage; above 1000 % as a multiple, `243 times as long`."""
+    """Return a growth as a percentage; above 1000 % as a multiple, `243 times as long`."""
     return f"{ratio + 1:,.0f} times as {measure}" if ratio > 10 else form.format(ratio)
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """Return a text as lines of at most so many characters; as one line if there is no limit."""
+    """Return a text as lines of up to `width` characters; as one line if `width` is None."""
     return textwrap.wrap(text, width) if width else [text] if text else []
 
 
 def printable(text: str) -> str:
     """Return text with control, format and lone surrogate characters as escapes.
 
-    So a name can neither move the cursor, nor turn the line around, nor begin a new one.
+    Thus a name can neither move the cursor, nor reverse the direction of the line, nor start a new line.
     """
     if text.isprintable():
         return text
@@ -79,21 +79,21 @@ def printable(text: str) -> str:
 
 
 def cell_width(text: str) -> int:
-    """Return how many cells of a terminal a printable text takes: 2 for a wide character, 0 for a combining one."""
+    """Return the width of a printable text in terminal cells: 2 per wide character, 0 per combining character."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len  # most texts do without
+    from rich.cells import cell_len  # most texts do not need it
 
     return cell_len(text)
 
 
 def padded(text: str, width: int) -> str:
-    """Return a printable text with blanks after it, `width` cells wide at least."""
+    """Return a printable text, filled with blanks at its end to a minimum of `width` cells."""
     return text + " " * (width - cell_width(text))
 
 
 def next_step_hint(path: str) -> str:
-    """Return a line that says how to read and see the file in `path`, a trace or a ring."""
+    """Return a line with the commands that summarize and show a trace or ring file."""
     suffix = Path(path).suffix.lower()
     if suffix == ".html":
         return f"Next: open {path} in a browser; it needs no network"
@@ -108,7 +108,7 @@ def next_step_hint(path: str) -> str:
 
 
 def share_hint(path: str) -> str:
-    """Return a line that says how to give the recording in `path` to others."""
+    """Return a line that explains how to share the recording in `path` with other people."""
     if path.lower().endswith(".zip"):
         return f"To show it to others, give them {path}: they open the viewer.html in it, or run modtrace view"
     archive = f"{Path(path.removesuffix('.gz')).stem}.zip"
@@ -116,7 +116,7 @@ def share_hint(path: str) -> str:
 
 
 def _command() -> str:
-    """Return how to run modtrace, also where the virtual environment is not activated."""
+    """Return the command that runs modtrace, even if the virtual environment is not activated."""
     if shutil.which("modtrace"):
         return "modtrace"
     script = Path(sys.executable).with_name("modtrace")
@@ -125,14 +125,14 @@ def _command() -> str:
 
 Form = Literal["text", "md", "html", "csv", "json", "frame"]
 Value = str | Callable[[Any], Any]
-"""The attribute of a row that a column shows, or what computes it of a row."""
+"""The attribute of a row that a column shows, or a function that computes the value from the row."""
 
 _GAP = "  "
 _GOOD_NAME_WIDTH = 24
-"""For names this long columns are left out."""
+"""Width of names in characters up to which columns are hidden to make room for the names."""
 _MIN_NAME_WIDTH = 12
 _MIN_BRANCH_WIDTH = 8
-"""Number of characters that are shown at least of a name below the lines of a tree."""
+"""Minimum number of characters of a name shown after the lines of a tree."""
 _PLAIN_NAME = re.compile(r"[\w.:\- ,;%()/'*=+]+", re.ASCII)
 _MARKUP = re.compile(r"[<>&*_`\[\]@#$|\\~]|:(?=\S)")
 _BRANCH = re.compile("[│├└─ ]*")
@@ -141,7 +141,7 @@ _BRANCH = re.compile("[│├└─ ]*")
 class Unit(NamedTuple):
     """The kind of a column's values, and how people read them."""
 
-    # "module", the full name of one; another "name" of the user's; "text" of ours; or "number".
+    # "module": fully qualified name of a module; "name": another name from the user; "text": a text of modtrace.
     kind: Literal["module", "name", "text", "number"]
     text: Callable[[Any], str] = str  # a value → its cell for people
 
@@ -159,27 +159,27 @@ PERCENT = Unit("number", lambda share: f"{100 * share:.1f}")
 class Column(NamedTuple):
     """A column of a table."""
 
-    heading: str  # what is above it, no two alike
-    value: Value  # what it holds of each row
-    unit: Unit = NUMBER  # what that is
-    # How soon it is left out if there is no room: the highest first, and 0 only if names would not even have
-    # `_MIN_NAME_WIDTH`.
+    heading: str  # text above the column, unique in the table
+    value: Value  # source of the column's value in each row
+    unit: Unit = NUMBER  # kind and text form of the values
+    # Columns with the highest number are hidden first if the table is too wide. Columns with 0 are hidden only if
+    # names would get less than `_MIN_NAME_WIDTH`.
     hide_order: int = 0
-    # When people do not see it: if all rows have None or "" there, "empty", or if all have 0, "zero".
+    # People do not see the column if all rows have None or "" ("empty"), or if all rows have 0 ("zero").
     hidden_if: Literal["never", "empty", "zero"] = "empty"
-    # Values of other columns: if two or more rows all have the same here as in one of them, it is not shown.
+    # Values of other columns: the column is hidden if it equals one of these in each of two or more rows.
     repeats: Sequence[Value] = ()
 
-    def of(self, row: Any) -> Any:
-        """Return what it holds of a row."""
+    def value_in(self, row: Any) -> Any:
+        """Return the column's value in a row."""
         return _value_of(row, self.value)
 
     def text(self, value: Any) -> str:
-        """Return such a value as a cell for people."""
+        """Return a value of the column as a cell for people."""
         return "" if value is None else self.unit.text(value)
 
-    def says(self, values: Sequence[Any]) -> bool:
-        """Tell whether people see it with these values."""
+    def is_shown_for(self, values: Sequence[Any]) -> bool:
+        """Return whether people see the column if it has these values."""
         if self.hidden_if == "zero":
             return any(values)
         return self.hidden_if == "never" or not values or any(value not in ("", None) for value in values)
@@ -188,53 +188,53 @@ class Column(NamedTuple):
 class Table(NamedTuple):
     """A table, and sentences about it."""
 
-    columns: Sequence[Column]  # what people see
+    columns: Sequence[Column]  # the columns for people
     rows: Sequence[Any]  # records
-    # By name, what programs get of each row, as it is; none: the values of the columns.
+    # By name, the raw values that CSV, JSON and DataFrames contain for a row; empty: the values of the columns.
     fields: Mapping[str, Value] = {}
-    sentences: Sequence[str] = ()  # what is above it; an empty one is an empty line
-    notes: Sequence[str] = ()  # what is below it: how to read it, and what is not in it
-    noun: str = "row"  # what one row is of
+    sentences: Sequence[str] = ()  # lines above the table; an empty sentence is an empty line
+    notes: Sequence[str] = ()  # lines below the table, such as how to read it or which data it lacks
+    noun: str = "row"  # the thing that a row describes
 
     def to(self, form: Form, limit: int | None = None, width: int | None = None) -> Any:
-        """Return it in a form: a DataFrame of pandas or polars for "frame", else text.
+        """Return the table in a form: a DataFrame of pandas or polars for "frame", text for all others.
 
         Args:
-            form: "text", "md" (Markdown of GitHub) and "html" are for people; "csv", "json" and "frame" have the values
-                as they are: ns, bytes, FLOPs.
-            limit: how many rows at most; None: all.
-            width: characters in a line of text; a table in Markdown is as narrow as its text. The columns that matter
-                least are hidden first, then names lose their beginnings. None: all is shown.
+            form: "text", "md" (GitHub Markdown) and "html" are for people; "csv", "json" and "frame" contain the raw
+                values: ns, bytes, FLOPs.
+            limit: maximum number of rows; None: all.
+            width: characters in a line of text; a table in Markdown is as narrow as its text. The least important
+                columns are hidden first, then names lose their beginnings. None: everything is shown.
 
         Raises:
             ModtraceError: neither pandas nor polars is installed.
         """
-        shown = self._replace(rows=self.rows[:limit])
+        visible = self._replace(rows=self.rows[:limit])
         if form == "frame":
-            return make_frame(shown.values())
+            return make_frame(visible.values())
         fields = self.fields or _fields_of(self.columns)
         if form == "csv":
-            return to_csv(list(fields), ([_value_of(row, value) for value in fields.values()] for row in shown.rows))
+            return to_csv(list(fields), ([_value_of(row, value) for value in fields.values()] for row in visible.rows))
         if form == "json":
-            records = [{name: _value_of(row, value) for name, value in fields.items()} for row in shown.rows]
+            records = [{name: _value_of(row, value) for name, value in fields.items()} for row in visible.rows]
             return json.dumps(json_values(records), separators=(",", ":"), default=str) + "\n"
-        hidden = len(self.rows) - len(shown.rows)
-        more = [counted(hidden, f"more {self.noun}")] if hidden else []
+        hidden_rows = len(self.rows) - len(visible.rows)
+        row_notes = [counted(hidden_rows, f"more {self.noun}")] if hidden_rows else []
         if form == "html":
-            return "\n".join(_html_lines(shown, more)) + "\n"
-        cells = _for_people(shown)
+            return "\n".join(_html_lines(visible, row_notes)) + "\n"
+        cells = _for_people(visible)
         if form == "md":
             table = "\n".join(cells.fit(width)[0].markdown_lines())
-            blocks = [*map(printable, self.sentences), table, *more, *map(printable, self.notes)]
+            blocks = [*map(printable, self.sentences), table, *row_notes, *map(printable, self.notes)]
             return "\n\n".join(filter(None, blocks)) + "\n"
-        cells, left_out = cells.without_root().fit(width)
+        cells, headings = cells.without_root().fit(width)
         lines = [line for text in self.sentences for line in wrapped(printable(text), width) or [""]]
-        hidden_columns = f"hidden: {', '.join(left_out)} (widen the terminal or pipe the output)" if left_out else ""
-        below = (line for note in (*self.notes, hidden_columns) for line in wrapped(printable(note), width))
-        return "\n".join([*lines, *cells.text_lines(width), *more, *below])
+        hidden_columns = f"hidden: {', '.join(headings)} (widen the terminal or pipe the output)" if headings else ""
+        note_lines = (line for note in (*self.notes, hidden_columns) for line in wrapped(printable(note), width))
+        return "\n".join([*lines, *cells.text_lines(width), *row_notes, *note_lines])
 
     def values(self) -> "dict[str, Any]":
-        """Return a NumPy array per field: of numbers, or of objects (None: unknown)."""
+        """Return one NumPy array per field: numbers, or objects (None: unknown)."""
         import numpy as np  # the command line shows its help without it
 
         columns: dict[str, Any] = {}
@@ -255,77 +255,78 @@ def _value_of(row: Any, value: Value) -> Any:
     return row.get(value) if isinstance(row, Mapping) else getattr(row, value)
 
 
-def fields_of(record: type[Any], *more: str) -> dict[str, Value]:
-    """Return the fields of a named tuple, and further attributes of it, for `Table.fields`."""
-    return {name: name for name in (*record._fields, *more)}
+def fields_of(record: type[Any], *attributes: str) -> dict[str, Value]:
+    """Return the fields of a named tuple, and further attributes, for `Table.fields`."""
+    return {name: name for name in (*record._fields, *attributes)}
 
 
 class _Cells(NamedTuple):
-    """The cells of a table for people: they are made safe for a form where it is written."""
+    """The cells of a table for people, not yet escaped: each form escapes them as it is written."""
 
     headings: list[str]
     rows: list[list[str]]
     columns: list[Column]
 
     def fit(self, width: int | None) -> "tuple[_Cells, list[str]]":
-        """Return it with the columns for which `width` has room, that of names always, and the headings of others."""
-        left_out: list[str] = []
+        """Return the columns that fit into `width`, always with the names, and the headings of the hidden columns."""
+        hidden_headings: list[str] = []
         cells, name_column = self, self.name_column
-        kept = list(range(len(self.columns)))
-        while width is not None and len(kept) > 1:
+        visible_columns = list(range(len(self.columns)))
+        while width is not None and len(visible_columns) > 1:
             widths = cells.widths()
-            ranks = [self.columns[index].hide_order if index != name_column else -1 for index in kept]
+            ranks = [self.columns[index].hide_order if index != name_column else -1 for index in visible_columns]
             if name_column is not None:
-                good, place = _GOOD_NAME_WIDTH if max(ranks) > 0 else _MIN_NAME_WIDTH, kept.index(name_column)
-                widths[place] = min(widths[place], self.least_width(good))
+                name_width = _GOOD_NAME_WIDTH if max(ranks) > 0 else _MIN_NAME_WIDTH
+                position = visible_columns.index(name_column)
+                widths[position] = min(widths[position], self.min_name_width(name_width))
             if sum(widths) + len(_GAP) * (len(widths) - 1) <= width:
                 break
-            column = max(range(len(kept)), key=lambda index: (ranks[index], index))
-            left_out.insert(0, self.headings[kept.pop(column)])
-            cells = self.keep(kept)
-        return cells, left_out
+            column = max(range(len(visible_columns)), key=lambda index: (ranks[index], index))
+            hidden_headings.insert(0, self.headings[visible_columns.pop(column)])
+            cells = self.select(visible_columns)
+        return cells, hidden_headings
 
-    def keep(self, indices: Sequence[int]) -> "_Cells":
+    def select(self, indices: Sequence[int]) -> "_Cells":
         rows = [[cells[index] for index in indices] for cells in self.rows]
         return _Cells([self.headings[index] for index in indices], rows, [self.columns[index] for index in indices])
 
     @property
     def name_column(self) -> int | None:
-        """The index of the first column that has names, or text; None if all have numbers."""
+        """Index of the first column with names or text; None if all columns have numbers."""
         return next((index for index, column in enumerate(self.columns) if column.unit.kind != "number"), None)
 
     def widths(self) -> list[int]:
         lines = ([printable(cell) for cell in cells] for cells in (self.headings, *self.rows))
         return [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
 
-    def least_width(self, name: int = _MIN_NAME_WIDTH) -> int:
-        """How wide the column of names is at least: as wide as a name, or in a tree wider than its lines."""
+    def min_name_width(self, name_width: int = _MIN_NAME_WIDTH) -> int:
+        """Return the minimum width of the column of names: `name_width`, or in a tree enough for its lines."""
         index = self.name_column
         branch = max((_branch(row[index]) for row in self.rows), default=0) if index is not None else 0
-        return branch + _MIN_BRANCH_WIDTH if branch else name
+        return branch + _MIN_BRANCH_WIDTH if branch else name_width
 
     def without_root(self) -> "_Cells":
-        """Return it with the root that all names begin with in the heading instead; that of the root itself stays."""
+        """Return the cells with the root module, if all names share one, moved from the names to the heading."""
         index = self.name_column
         if index is None or self.columns[index].unit.kind != "module":
             return self
         names = [cells[index] for cells in self.rows]
         below = {name for name in names if "." in name}
         roots = {name.partition(".")[0] for name in below}
-        cut = [name.partition(".")[2] if name in below else name for name in names]
-        if len(below) < 2 or len(roots) > 1 or len(set(cut)) < len(set(names)):
+        short_names = [name.partition(".")[2] if name in below else name for name in names]
+        if len(below) < 2 or len(roots) > 1 or len(set(short_names)) < len(set(names)):
             return self
         headings = [*self.headings]
         headings[index] = f"{headings[index]} (in {roots.pop()})"
-        rows = [[*cells[:index], name, *cells[index + 1 :]] for cells, name in zip(self.rows, cut, strict=True)]
+        rows = [[*row[:index], name, *row[index + 1 :]] for row, name in zip(self.rows, short_names, strict=True)]
         return self._replace(headings=headings, rows=rows)
 
     def text_lines(self, width: int | None) -> list[str]:
-        """Return the lines, numbers to the right and all else to the left."""
+        """Return the lines, with numbers aligned to the right and text to the left."""
         widths, name_column = self.widths(), self.name_column
         if width is not None and name_column is not None:
-            room = width - sum(widths) + widths[name_column] - len(_GAP) * (len(widths) - 1)
-            widths[name_column] = min(widths[name_column], max(room, self.least_width()))
+            free_width = width - sum(widths) + widths[name_column] - len(_GAP) * (len(widths) - 1)
+            widths[name_column] = min(widths[name_column], max(free_width, self.min_name_width()))
         headings = [
             text if len(text) <= w else f"{text[: w - 1]}…"
             for text, w in zip(map(printable, self.headings), widths, strict=True)
@@ -342,7 +343,7 @@ class _Cells(NamedTuple):
         ]
 
     def markdown_lines(self) -> list[str]:
-        """Return the lines of a GitHub table; no cell can break it, or render as anything but text."""
+        """Return the lines of a GitHub table; a cell can neither break the table nor render as markup."""
         rule = ["---:" if column.unit.kind == "number" else "---" for column in self.columns]
         cells = [
             [_in_markdown(cell, column) for cell, column in zip(row, self.columns, strict=True)] for row in self.rows
@@ -351,17 +352,18 @@ class _Cells(NamedTuple):
 
 
 def _for_people(table: Table) -> _Cells:
-    """Return the columns that have anything to say, as text."""
-    values = [[column.of(row) for row in table.rows] for column in table.columns]
-    of_value = {column.value: cells for column, cells in zip(table.columns, values, strict=True)}
-    shown = [
+    """Return the visible columns as text."""
+    values = [[column.value_in(row) for row in table.rows] for column in table.columns]
+    cells_by_value = {column.value: cells for column, cells in zip(table.columns, values, strict=True)}
+    visible = [
         (column, cells)
         for column, cells in zip(table.columns, values, strict=True)
-        if column.says(cells) and (len(cells) < 2 or all(cells != of_value.get(twin) for twin in column.repeats))
+        if column.is_shown_for(cells)
+        and (len(cells) < 2 or all(cells != cells_by_value.get(twin) for twin in column.repeats))
     ]
-    shown = shown or [(table.columns[0], values[0])]
-    columns = [column for column, _ in shown]
-    texts = [[column.text(value) for value in cells] for column, cells in shown]
+    visible = visible or [(table.columns[0], values[0])]
+    columns = [column for column, _ in visible]
+    texts = [[column.text(value) for value in cells] for column, cells in visible]
     return _Cells([column.heading for column in columns], [list(cells) for cells in zip(*texts, strict=True)], columns)
 
 
@@ -369,52 +371,53 @@ def _branch(name: str) -> int:
     return len(_BRANCH.match(name)[0])  # type: ignore[index]  # it matches an empty text
 
 
-def cut_middle(line: str, longest: int) -> str:
-    """Return a line of at most so many bytes, `…` instead of what is in its middle: names begin it, figures end it."""
+def cut_middle(line: str, max_bytes: int) -> str:
+    """Return a line of up to `max_bytes`, its middle replaced by `…`: its start has the name, its end the figures."""
     data = line.encode()
-    if len(data) <= longest:
+    if len(data) <= max_bytes:
         return line
-    half = (longest - len("…".encode())) // 2
+    half = (max_bytes - len("…".encode())) // 2
     return f"{data[:half].decode(errors='ignore')}…{data[len(data) - half :].decode(errors='ignore')}"
 
 
 def cut_json(value: Any, characters: int, entries: int) -> Any:
-    """Return JSON values with short texts, and with the first entries of lists and of objects with values of one kind.
+    """Return a JSON value with texts of up to `characters`, and lists and uniform objects of up to `entries`.
 
-    A text is as long as JSON has it: a name is cut at its beginning, a sentence at its end.
+    The length of a text is that of its JSON form. A name loses its beginning, a sentence its end. An object is uniform
+    if its values are of one type.
     """
     if isinstance(value, str):
-        is_name, room = " " not in value, characters - len(json.dumps("…")) + 2
+        is_name, max_length = " " not in value, characters - len(json.dumps("…")) + 2
         lengths = accumulate(len(json.dumps(c)) - 2 for c in (reversed(value) if is_name else value))
-        kept = sum(length <= room for length in lengths)
+        kept_characters = sum(length <= max_length for length in lengths)
         if len(json.dumps(value)) - 2 <= characters:
             return value
-        return f"…{value[len(value) - kept :]}" if is_name else f"{value[:kept]}…"
+        return f"…{value[len(value) - kept_characters :]}" if is_name else f"{value[:kept_characters]}…"
     if isinstance(value, Mapping):
-        kinds = {type(inner) if type(inner) is not float else int for inner in value.values()}
-        kept = entries if len(kinds) == 1 else len(value)
+        types = {type(inner) if type(inner) is not float else int for inner in value.values()}
+        max_entries = entries if len(types) == 1 else len(value)
         return {
             cut_json(key, characters, entries): cut_json(inner, characters, entries)
-            for key, inner in [*value.items()][:kept]
+            for key, inner in [*value.items()][:max_entries]
         }
     return [cut_json(inner, characters, entries) for inner in value[:entries]] if isinstance(value, list) else value
 
 
 def cut_to_width(name: str, width: int | None) -> str:
-    """Return the end of a printable name that takes more than `width` cells; names differ most at their ends.
+    """Return a printable name, cut at its beginning if it is wider than `width` cells: names differ most at their ends.
 
-    The lines of a tree in front of it stay.
+    The lines of a tree before the name stay.
     """
     if width is None or cell_width(name) <= width:
         return name
     branch = _branch(name)
-    ends = accumulate(cell_width(c) for c in reversed(name[branch:]))
-    kept = sum(taken < width - branch for taken in ends)
-    return f"{name[:branch]}…{name[len(name) - kept :]}"
+    widths = accumulate(cell_width(c) for c in reversed(name[branch:]))
+    kept_characters = sum(end_width < width - branch for end_width in widths)
+    return f"{name[:branch]}…{name[len(name) - kept_characters :]}"
 
 
 def _in_markdown(cell: str, column: Column) -> str:
-    """Return a name that Markdown takes as text: plain ones as code, in all others every ASCII sign as an entity."""
+    """Return a name that Markdown renders as text: plain names as code, others with each ASCII sign as an entity."""
     if column.unit.kind not in ("name", "module"):
         return cell
     escaped = printable(cell)
@@ -424,14 +427,14 @@ def _in_markdown(cell: str, column: Column) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return a sentence, which may hold names, as Markdown that renders as its text."""
+    """Return a sentence, which may contain names, as Markdown that renders as its text."""
     return _MARKUP.sub(lambda sign: f"&#{ord(sign[0])};", printable(text))
 
 
-def _html_lines(table: Table, more: Sequence[str]) -> list[str]:
-    """Return the lines of a paragraph and a `<table>`, notes at its foot, without script or style sheet."""
+def _html_lines(table: Table, extra_notes: Sequence[str]) -> list[str]:
+    """Return the lines of a paragraph and a `<table>` with notes in its footer, without scripts and style sheets."""
     cells = _for_people(table)
-    note = "; ".join(filter(None, [*more, *table.notes]))
+    note = "; ".join(filter(None, [*extra_notes, *table.notes]))
     lines = [*paragraph(table.sentences), "<table>", f"<thead>{_html_line('th', cells.headings, cells)}</thead>"]
     lines += ["<tbody>", *(_html_line("td", row, cells) for row in cells.rows), "</tbody>"]
     if note:
@@ -448,19 +451,19 @@ def _html_line(tag: str, texts: Sequence[str], cells: _Cells) -> str:
 
 
 def paragraph(sentences: Iterable[str]) -> list[str]:
-    """Return the sentences, those that are not empty, as lines of one paragraph of HTML; nothing without any."""
+    """Return the nonempty sentences as lines of one HTML paragraph; an empty list if there are none."""
     text = "<br>".join(html.escape(printable(line)) for line in sentences if line)
     return [f"<p>{text}</p>"] if text else []
 
 
 def join_texts(sentences: Iterable[str], tables: Iterable[str], width: int | None = None) -> str:
-    """Return sentences, a line each or folded to `width`, and the texts of tables, with empty lines between them."""
+    """Return sentences, one per line or folded to `width`, and the texts of tables, separated by empty lines."""
     lines = [line for text in sentences for line in wrapped(printable(text), width)]
     return "\n\n".join(filter(None, ["\n".join(lines), *tables]))
 
 
 def to_csv(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return CSV with a header line, unprintable characters of texts as escapes."""
+    """Return CSV with a header line; unprintable characters in texts become escapes."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(headings)
@@ -470,7 +473,7 @@ def to_csv(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def make_frame(columns: Mapping[str, Any]) -> Any:
-    """Return a DataFrame of pandas or polars: of the program's own library, if it uses one."""
+    """Return a DataFrame of pandas or polars, preferably of the library that the program has imported."""
     for library in sorted(("pandas", "polars"), key=lambda name: name not in sys.modules):
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(library).DataFrame(columns)
@@ -478,7 +481,7 @@ def make_frame(columns: Mapping[str, Any]) -> Any:
 
 
 def json_values(value: Any) -> Any:
-    """Return named tuples as objects by their fields, other sequences as lists, and so what is in them."""
+    """Return a value for JSON: recursively, named tuples become objects and other sequences lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):

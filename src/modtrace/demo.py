@@ -1,4 +1,4 @@
-"""A small GPT over bytes, and its training on its own source: what `modtrace demo` records and benchmarks measure."""
+"""A small GPT over bytes, trained on its own source code: recorded by `modtrace demo`, measured by benchmarks."""
 
 from collections.abc import Iterator
 from importlib.resources import files

@@ -1,7 +1,7 @@
-"""The objects of users: `Timeline` with all that one does with it, `load`, and `merge`.
+"""The public `Timeline` with its methods, `load`, and `merge`.
 
-Inside modtrace a timeline is plain data (`timeline.Timeline`), which the rooms below make and take. What needs several
-of them is bound to it here, above them all, and imported when it is called: so a recording imports no reader.
+Inside modtrace a timeline is plain data (`timeline.Timeline`), which the packages below this file exchange. Methods
+that need several packages are added here. Each imports its packages when it is called: a recording imports no reader.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 class Timeline(TimelineData):
-    """The slices of one recording, and what is known about it.
+    """The slices of one recording, and information about the recording.
 
-    Made of its data are `spans` (a `Span` for each call of a module), `columns` (these as NumPy columns), `ranges`,
-    `collectives` and `backward_passes`.
+    Derived from its data are `spans` (a `Span` for each call of a module), `columns` (the spans as NumPy columns),
+    `ranges`, `collectives` and `backward_passes`.
 
     Attributes:
         slices: all slices as NumPy columns: modules, collectives and waits, backward passes, ranges.
-        names: what `slices.name` points into.
-        tracks: what `slices.track` points into.
-        stats: what was kept and what was lost.
+        names: the names to which `slices.name` refers by index.
+        tracks: the tracks to which `slices.track` refers by index.
+        stats: counts of recorded and lost events.
         marks: steps and marks, in time order.
         counters: sampled quantities.
-        metadata: about the recording as a whole: `torch`, `engine`, `modtrace` versions and the like; JSON values.
+        metadata: facts about the whole recording, such as `torch`, `engine` and `modtrace` versions; JSON values.
         groups: the process groups of torch.distributed.
-        gpu_work: what modules launched on GPUs, of a merged trace that has any; None if that is not known.
-        begin_ns: when the first of chosen steps began, Unix nanoseconds; None: the timeline has all from its start.
-        trained: the names of modules that trained before `begin_ns`; None: that is not known.
+        gpu_work: the work that modules launched on GPUs, if a merged trace has any; None if it is not known.
+        begin_ns: start of the first selected step in Unix ns; None if the timeline is complete from its start.
+        trained: names of modules that trained before `begin_ns`; None if they are not known.
 
     Examples:
         >>> timeline = modtrace.load("step.pftrace")
@@ -46,16 +46,16 @@ class Timeline(TimelineData):
 
     @classmethod
     def of(cls, timeline: TimelineData) -> Timeline:
-        """Return the timeline that has this data; itself if it is one already."""
+        """Return a public timeline with this data; `timeline` itself if it is public already."""
         return timeline if isinstance(timeline, cls) else cls(**timeline.__getstate__())
 
     def frame(self) -> Any:
-        """Return a DataFrame of pandas or polars with a row per span: the program's own library, if it uses one.
+        """Return a DataFrame with a row per span, of pandas or polars: of the library that the program has imported.
 
         Its columns are the attributes of `Span`, with `duration_ns`; `process` is the process's name.
 
         Raises:
-            ModtraceError: neither is installed.
+            ModtraceError: neither library is installed.
 
         Example:
             >>> timeline.frame().groupby(["fqn", "phase"]).duration_ns.median()
@@ -78,15 +78,15 @@ class Timeline(TimelineData):
             write(self, path)
 
     def window(self, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
-        """Return what lies in a range of time.
+        """Return the part of the timeline in a range of time.
 
-        A span that begins before it or ends after it is cut to it and marked incomplete; one that only touches it is
-        left out. Marks and samples are kept from `start_ns` to before `end_ns`, and for each counter the last sample
-        before, moved to `start_ns`, so that its value there is known.
+        A span that extends beyond the range is cut to it and marked incomplete; a span that only touches the range is
+        left out. Marks and samples are kept from `start_ns` to before `end_ns`. Each counter also keeps its last
+        earlier sample, moved to `start_ns`, so that its value there is known.
 
         Args:
-            start_ns: Unix nanoseconds; None: from the beginning.
-            end_ns: Unix nanoseconds; None: to the end.
+            start_ns: start of the range in Unix ns; None: the beginning of the timeline.
+            end_ns: end of the range in Unix ns; None: the end of the timeline.
 
         Raises:
             ValueError: the end is before the start.
@@ -94,18 +94,18 @@ class Timeline(TimelineData):
         return Timeline.of(select.window(self, start_ns, end_ns))
 
     def steps(self, first: int | None = None, last: int | None = None, step_by: str | None = None) -> Timeline:
-        """Return the spans that began in the steps from `first` to before `last`, whole; None: from or to the end.
+        """Return the spans that began in the steps from `first` to before `last`; they are not cut.
 
         Negative numbers count from the end, as in a slice of a list: `steps(-1)` is the last step.
 
-        A training step begins where the one before it ended, so marks and samples are those between these moments.
-        Steps that are calls or ranges last from the begin of the first to the end of the last, with all between them;
-        they keep their numbers.
+        A training step starts at the end of the step before it, and marks and samples between these moments belong to
+        it. Steps that are calls or ranges reach from the start of the first to the end of the last, including all
+        events between them. All steps keep their numbers.
 
         Args:
-            first: the first step.
-            last: the step after the last one.
-            step_by: what a step is, as for `summary`.
+            first: number of the first step; None: the first step of the timeline.
+            last: number of the step after the last; None: to the end of the timeline.
+            step_by: definition of a step, as for `summary`.
 
         Raises:
             ValueError: `last` is before `first`.
@@ -114,16 +114,16 @@ class Timeline(TimelineData):
         return Timeline.of(take_steps(self, first, last, step_by))
 
     def typical_step(self, step_by: str | None = None) -> Timeline:
-        """Return the spans of the typical step: that whose duration is nearest the median.
+        """Return the spans of the typical step, whose duration is nearest to the median.
 
-        The median is of the whole steps after the first ones, which are left out while they are slower than what
-        follows; of equally near steps the first is taken.
+        The median is over complete steps, without the first ones as long as they are slower than the steps after
+        them. If several steps are equally near, the first is returned.
 
         Args:
-            step_by: what a step is, as for `summary`.
+            step_by: definition of a step, as for `summary`.
 
         Raises:
-            ModtraceError: no step is whole, or `step_by` names no range and no class.
+            ModtraceError: no step is complete, or `step_by` names no range and no class.
 
         Example:
             >>> modtrace.load("train.pftrace").typical_step().save("step.html")
@@ -134,23 +134,23 @@ class Timeline(TimelineData):
     def only(self, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
         """Return the spans of the modules whose fully qualified name matches.
 
-        A span whose outer spans are left out moves up. Its label stays, though it names the path below what called it.
+        A span moves up if its outer spans are left out. Its label, the path below the module that called it, stays.
 
         Args:
-            pattern: like a shell's, over the whole name, case matters: `GPT.h.*`; `*` also matches dots. None: all.
-            max_depth: how many levels to keep, counted after those left out by the pattern; None: all.
+            pattern: a shell pattern for the whole name, case-sensitive: `GPT.h.*`; `*` also matches dots. None: all.
+            max_depth: maximum number of levels, counted after `pattern` was applied; None: all.
         """
         return Timeline.of(select.modules(self, pattern, max_depth))
 
     def summary(self, by: GroupBy = "module", step_by: str | None = None) -> Summary:
-        """Return what each module and each step took: calls, totals, self times, and percentiles over steps.
+        """Return the times of each module and each step: calls, totals, self times, and percentiles over steps.
 
         Args:
             by: "module" for a row per module, "class" for a row per class.
-            step_by: what a step is. "optimizer": what optimizers or `Recording.step` end. "call": an outermost call of
-                a module; a call of `generate` is one step with all calls inside. "range NAME": a range. Else a class of
-                modules, whose outermost calls are steps. None: "optimizer" if there are such steps or backward passes,
-                else "call".
+            step_by: definition of a step. "optimizer": an optimizer or `Recording.step` ends it. "call": an outermost
+                call of a module; a call of `generate` is one step with all calls inside. "range NAME": a range. Any
+                other text is a class of modules, whose outermost calls are steps. None: "optimizer" if there are such
+                steps or backward passes, otherwise "call".
 
         Raises:
             ModtraceError: there is no such range or class.
@@ -169,20 +169,20 @@ class Timeline(TimelineData):
 
 
 def load(path: str | os.PathLike[str]) -> Timeline:
-    """Read a timeline from any file that modtrace knows; what it is follows from its content, not from its name.
+    """Read a timeline from any kind of file that modtrace knows; the content determines the kind, not the name.
 
     Args:
         path: a ring file, also of a running or a killed process; `.json` or `.pftrace` (also `.gz`) that modtrace
             saved or merged; a page; a report's `.zip`. Or a trace of torch.profiler: its `nn.Module` slices
-            become module tracks, so profile with `with_stack=True`. `timeline.metadata["notes"]` says what such a trace
-            does not tell.
+            become module tracks, so profile with `with_stack=True`. `timeline.metadata["notes"]` lists the information
+            that such a trace lacks.
 
     Returns:
         Modules, ranges, collectives, marks and counters, as far as the file has them; not the profiler's own events.
 
     Raises:
         RingError: a ring file is damaged beyond reading.
-        TraceError: the file cannot be read, is broken, or is something else; says what.
+        TraceError: the file cannot be read, is broken, or is of another kind; the message names the fault.
 
     Example:
         >>> modtrace.load("step.pftrace").summary()
@@ -202,21 +202,21 @@ def merge(
 ) -> MergeResult:
     """Lay a recording over a trace of torch.profiler.
 
-    The profiler's events are kept byte for byte, and its file is never written. Events that are broken JSON, as torch
-    writes some names, are repaired or left out, and the result says so. Module tracks are above the threads of
+    The profiler's events are kept byte for byte, and its file is never written. Events with broken JSON (torch does
+    not escape some names) are repaired or left out, and the result counts them. Module tracks are above the threads of
     the process; above each stream of a GPU is a track of the modules whose kernels ran.
 
     Args:
         profiler_trace: `.json` or `.json.gz`, as `export_chrome_trace` writes it.
-        timeline: the recording, or any file that `modtrace.load` reads; None makes module tracks from what the trace
-            knows of modules.
+        timeline: the recording, or any file that `modtrace.load` reads; None: module tracks are made from the trace's
+            own information about modules.
         out: `.json`, `.json.gz`, `.pftrace` or `.pftrace.gz`.
         capture: another torch.profiler trace, which contains the capture of the CUDA graphs replayed here; not needed
             if `profiler_trace` contains it.
         progress: called with the number of bytes of the trace that were read since the last call.
 
     Returns:
-        What was written and left out, and how exactly the recording lies over the trace.
+        The number of written and left out events, and the accuracy of the alignment between recording and trace.
 
     Raises:
         RingError: the recording is a ring file that is damaged beyond reading.
@@ -235,12 +235,10 @@ def merge(
         raise TraceError(profiler_trace, f"it is {kind.value}; {advice}")
     if timeline is not None and not isinstance(timeline, TimelineData):
         if file_kind_by_head(timeline) is FileKind.ZIP:
-            # Every report begins at the same made-up moment, so nothing says where it lies in the profiler's trace.
-            raise TraceError(
-                timeline, "a report does not tell when it was recorded; give the recording it was made from"
-            )
+            # Every report starts at the same invented time, so its position in the profiler's trace is unknown.
+            raise TraceError(timeline, "a report lacks the time of its recording; give the recording it was made from")
         timeline = read_timeline(timeline)
     try:
         return merge_timeline(profiler_trace, timeline, out, capture=capture, progress=progress)
     except RecursionError as error:
-        raise TraceError(profiler_trace, "something in it is nested too deeply to be read") from error
+        raise TraceError(profiler_trace, "its data is nested too deeply to be read") from error

@@ -1,6 +1,6 @@
 """The options of a recording: one table for `modtrace.record`, the command line and `MODTRACE=`.
 
-It imports no torch: `modtrace run --help` and `modtrace.on_trace_ready` read it.
+The table is read by `modtrace run --help` and `modtrace.on_trace_ready`, so this file does not import torch.
 """
 
 import os
@@ -25,11 +25,11 @@ _USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
 
 
 StepRange = tuple[int | None, int | None]
-"""The first of some steps and the one after the last; None: from the first on, and to the last."""
+"""The first step of a range and the step after its last; None: no limit."""
 
 
 class RecordOptions(TypedDict, total=False):
-    """The keyword arguments of `modtrace.record`, which documents them; for typing functions that pass them on."""
+    """The keyword arguments of `modtrace.record`, which documents them; types functions that pass them on."""
 
     engine: EngineName
     capacity: int
@@ -55,20 +55,20 @@ class RecordOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Option:
-    """How one option of `RecordOptions` is given as text."""
+    """The text form of an option of `RecordOptions`."""
 
     name: str  # the argument of `record` and the key in `MODTRACE=`; on the command line with dashes
-    parse: Callable[[str], Any]  # text → value; raises ValueError, whose text says what is wrong
+    parse: Callable[[str], Any]  # text → value; raises ValueError with a message for the user
     help: str  # one line for the command line
     metavar: str | None = None  # the word for the value in the help; None if the option is a flag
-    default: Any = None  # as of `record`
-    is_path: bool = False  # the text is a path, in which `%r` and `%p` are filled in
+    default: Any = None  # default of `record`
+    is_path: bool = False  # whether the text is a path, in which `%r` and `%p` are filled in
     suggestions: tuple[str, ...] = ()  # texts that a shell's completion offers
-    separator: str = ""  # what joins the texts where the option is given several times; empty: the last one counts
+    separator: str = ""  # joins the texts of an option that is given several times; empty: the last text counts
 
 
 def check_engine(engine: object) -> EngineName:
-    """Return the name of an engine; raise ValueError if no engine has it."""
+    """Return the name of an engine; raise ValueError if there is no such engine."""
     if engine not in ENGINES:
         names = f"{', '.join(map(repr, ENGINES[:-1]))} or {ENGINES[-1]!r}"
         raise ValueError(f"engine is {engine!r}; it must be {names}")
@@ -76,7 +76,7 @@ def check_engine(engine: object) -> EngineName:
 
 
 def check_capacity(capacity: object) -> int:
-    """Return how many events a ring holds; raise ValueError if a ring cannot hold so many."""
+    """Return the capacity of a ring in events; raise ValueError if a ring cannot have this capacity."""
     if not isinstance(capacity, int) or not MIN_CAPACITY <= capacity <= MAX_CAPACITY:
         raise ValueError(
             f"capacity is {capacity!r}; it must be a whole number of events, {MIN_CAPACITY} to {MAX_CAPACITY:,}"
@@ -85,7 +85,7 @@ def check_capacity(capacity: object) -> int:
 
 
 def check_role(role: object) -> str:
-    """Return the name of a role; raise ValueError if it cannot stand in the name of a process."""
+    """Return the name of a role; raise ValueError if it cannot be part of a process name."""
     if not isinstance(role, str) or not re.fullmatch(ROLE, role):
         raise ValueError(f"role is {role!r}; it must be a name of at most 40 letters, digits, '_', '.' and '-'")
     return role
@@ -95,13 +95,13 @@ def _capacity(text: str) -> int:
     return check_capacity(int(text) if text.isdecimal() else text)
 
 
-_LEAST = {"max_steps": 1, "keep": 0}
+_MIN_COUNT = {"max_steps": 1, "keep": 0}
 
 
 def check_count(name: str, count: object) -> int:
-    """Return the value of an option that is a number of things; raise ValueError if it cannot be one."""
-    if type(count) is not int or count < _LEAST[name]:
-        raise ValueError(f"{name} is {count!r}; it must be a whole number, {_LEAST[name]} or more")
+    """Return the value of an option that is a count; raise ValueError for an invalid value."""
+    if type(count) is not int or count < _MIN_COUNT[name]:
+        raise ValueError(f"{name} is {count!r}; it must be a whole number, {_MIN_COUNT[name]} or more")
     return count
 
 
@@ -123,12 +123,12 @@ def _signal(text: str) -> signal.Signals:
     try:
         return signal.Signals[text]
     except KeyError:
-        raise ValueError(f"{text!r} is not the name of a signal, as SIGUSR1") from None
+        raise ValueError(f"{text!r} is not the name of a signal, such as SIGUSR1") from None
 
 
 @dataclass(frozen=True)
 class _StepSchedule:
-    """A schedule like that of `torch.profiler.schedule`, which needs no torch until it is called."""
+    """The schedule of `torch.profiler.schedule`, but torch is imported only when it is called."""
 
     wait: int
     warmup: int
@@ -141,12 +141,12 @@ class _StepSchedule:
     def __call__(self, step: int) -> "ProfilerAction":
         from torch.profiler import ProfilerAction
 
-        cycle, place = divmod(step, self.wait + self.warmup + self.active)
-        if (self.repeat and cycle >= self.repeat) or place < self.wait:
+        cycle, position = divmod(step, self.wait + self.warmup + self.active)
+        if (self.repeat and cycle >= self.repeat) or position < self.wait:
             return ProfilerAction.NONE
-        if place < self.wait + self.warmup:
+        if position < self.wait + self.warmup:
             return ProfilerAction.WARMUP
-        is_last = place == self.wait + self.warmup + self.active - 1
+        is_last = position == self.wait + self.warmup + self.active - 1
         return ProfilerAction.RECORD_AND_SAVE if is_last else ProfilerAction.RECORD
 
 
@@ -161,7 +161,7 @@ def _schedule(text: str) -> _StepSchedule:
 
 
 def parse_flag(text: str) -> bool:
-    """Return what `true` or `false` means; raise ValueError for another text."""
+    """Return the bool for `true`, `false`, `1` or `0`; raise ValueError for another text."""
     try:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     except KeyError:
@@ -182,7 +182,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("max_steps", _count("max_steps"), "Stop recording after N training steps.", "N"),
     Option("schedule", _schedule, "Record only some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE[,REPEAT]"),
     Option("shapes", parse_flag, "Note shapes and dtypes of each call's input tensors.", default=False),
-    Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
+    Option("memory_interval", _seconds, "Sample memory, at intervals of SECONDS or more.", "SECONDS"),
     Option(
         "memory",
         parse_flag,
@@ -211,8 +211,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("ranges", parse_flag, "Record named ranges: data loading, optimizer, your own.", default=True),
     Option("flops", parse_flag, "Count the FLOPs of each module, once per shapes of inputs.", default=False),
     Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", default=False),
-    Option("keep", _count("keep"), "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
-    Option("keep_when", str, "Keep the steps around what is slow: 'step > 3x'.", "CONDITION", separator="; "),
-    Option("role", check_role, "What this process does in its job, as trainer or rollout.", "NAME"),
+    Option("keep", _count("keep"), "Rings of earlier runs to keep, such as run.1.modtrace.", "N", 3),
+    Option("keep_when", str, "Keep the steps around slow ones: 'step > 3x'.", "CONDITION", separator="; "),
+    Option("role", check_role, "Role of this process in its job, such as trainer or rollout.", "NAME"),
 )
 """All of `RecordOptions`."""

@@ -111,7 +111,7 @@ def test_load_and_every_command_open_it(files: Path, name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "profile.json"])
 def test_as_a_recording_each_is_merged_and_as_a_profile_none(files: Path, name: str, tmp_path: Path) -> None:
     if name.endswith(".zip"):
-        with pytest.raises(TraceError, match="a report does not tell when it was recorded"):
+        with pytest.raises(TraceError, match="a report lacks the time of its recording"):
             modtrace.merge(files / "profile.json", files / name, tmp_path / "merged.json")
         assert not (tmp_path / "merged.json").exists()
     elif name != "run.ring":  # which is of another time
@@ -129,14 +129,14 @@ def test_an_archive_without_a_trace_is_refused_by_its_name(tmp_path: Path) -> No
     path = tmp_path / "photos.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../trace.json.gz", PROFILE)
-    with pytest.raises(TraceError, match=r"photos\.zip: it is a ZIP archive, but no report of modtrace"):
+    with pytest.raises(TraceError, match=r"photos\.zip: it is a ZIP archive, but not a report of modtrace"):
         modtrace.load(path)
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(TraceError, match=r"photos\.zip: it is a ZIP archive that is not whole"):
+    with pytest.raises(TraceError, match=r"photos\.zip: it is an incomplete or damaged ZIP archive"):
         modtrace.load(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("trace.json.gz", b"[{")
-    with pytest.raises(TraceError, match=r"photos\.zip, byte 1: trace\.json\.gz: no event of it can be read"):
+    with pytest.raises(TraceError, match=r"photos\.zip, byte 1: trace\.json\.gz: none of its events can be read"):
         modtrace.load(path)
 
 

@@ -108,7 +108,7 @@ def test_saved_again_the_gpu_tracks_are_kept(path: Path, folder: Path, suffix: s
     timeline.save(tmp_path / f"again{suffix}")
     again = load(tmp_path / f"again{suffix}")
     moved_ns = int(again.columns.start.min() - timeline.columns.start.min())
-    assert (moved_ns != 0) is (suffix == ".zip")  # a report does not tell when it was recorded
+    assert (moved_ns != 0) is (suffix == ".zip")  # a report lacks the time of its recording
     assert gpu_rows(again, moved_ns) == gpu_rows(timeline)
     assert [track for track in again.tracks if track.kind == "gpu"] == [
         track._replace(process=again.tracks[0].process) for track in timeline.tracks if track.kind == "gpu"

@@ -181,7 +181,7 @@ def test_the_log_of_a_watcher_is_written_to_no_file_of_others(
     shared: Shared, monkeypatch: pytest.MonkeyPatch, place: str, how: str
 ) -> None:
     commands: list[str] = []
-    monkeypatch.setattr("modtrace.recording.kept_windows.run_unseen", commands.append)
+    monkeypatch.setattr("modtrace.recording.kept_windows.run_without_child", commands.append)
     shared.plant((how, place))
 
     _attempt(lambda: _start_watcher("run.modtrace", Folder(shared.folder), ["step > 3x"]))

@@ -51,7 +51,7 @@ def test_a_packet_as_long_as_a_bracket_is_a_packet_to_every_reader(tmp_path: Pat
     trace = tmp_path / "trace"
     trace.write_bytes(gzip.compress(data) if zipped else data)
 
-    with pytest.raises(TraceError, match="it holds no table of modtrace"):
+    with pytest.raises(TraceError, match="it has no table of modtrace"):
         load(trace)
     assert check(trace).faults == []
     assert file_kind(trace) is FileKind.PERFETTO

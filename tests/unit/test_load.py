@@ -99,7 +99,7 @@ REFUSED = {
     b"{}": 'it has no "traceEvents"',
     b'{"baseTimeNanoseconds": 0, "otherData": {"modtrace": {"format": 1': "broken JSON before the events",
     gzip.compress(b"hello", mtime=0)[:-6]: "not whole, or damaged",
-    b"\x0a\x02\x08\x01": "it holds no table of modtrace",
+    b"\x0a\x02\x08\x01": "it has no table of modtrace",
 }
 
 

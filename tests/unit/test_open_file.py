@@ -17,7 +17,7 @@ from tests.support.event_script import EventScript
 
 pytestmark = pytest.mark.timeout(20)  # a pipe that is opened to be read waits for a writer
 
-REASON = "it is not a regular file; save what it gives to one first"
+REASON = "it is not a regular file; save its data to one first"
 COMMANDS = [
     "check {}",
     "summary {}",

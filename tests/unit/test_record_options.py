@@ -85,7 +85,7 @@ def test_options_that_are_not_given_are_as_of_record() -> None:
         ("memory_interval", "nan", "'nan' is not a number of seconds, 0 or more"),
         ("schedule", "5,1", "'5,1' is not wait,warmup,active,repeat: numbers of steps, and of cycles (0: without end)"),
         ("schedule", "5,1,0,1", "'5,1,0,1' records no step; the third number, active, must be 1 or more"),
-        ("on_signal", "10", "'10' is not the name of a signal, as SIGUSR1"),
+        ("on_signal", "10", "'10' is not the name of a signal, such as SIGUSR1"),
     ],
 )
 def test_a_text_that_is_no_value_is_refused_with_the_reason(name: str, text: str, fault: str) -> None:

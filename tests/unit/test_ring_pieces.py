@@ -346,7 +346,7 @@ def test_of_a_ring_with_too_many_events_the_last_steps_are_shown(
     assert as_values(shown) == as_values(whole.steps(first))
     assert notes == view_notes == packed.notes
     assert notes[0].startswith(
-        f"This holds the steps from {first} on: the ring has {len(events):,} events, from step 0"
+        f"This contains the steps from {first} on: the ring has {len(events):,} events, from step 0"
     )
     assert f"- {notes[0]}\n" in packed.files["summary.md"].decode()
     assert f"{STEPS - first} steps" in packed.files["summary.md"].decode()
@@ -354,7 +354,7 @@ def test_of_a_ring_with_too_many_events_the_last_steps_are_shown(
     assert chosen.notes == ["This holds steps 3 to 4, which --steps chose."]
     assert no_notes == []
     assert as_values(load(everything))["start"] == as_values(whole)["start"]
-    with pytest.raises(TraceError, match="it holds nothing of these steps; its last one is 59"):
+    with pytest.raises(TraceError, match="it has no events in these steps; its last is 59"):
         load_shown(ring, (100, 200))
 
 
@@ -379,7 +379,7 @@ def test_steps_inside_a_call_around_all_are_read_alone_and_all_of_them_only_if_a
 
     assert 0 < len(load_around(ring, (50, 53)).slices) < 700
     assert "from step 0 on" in notes[0]
-    with pytest.raises(ModtraceError, match=r"only all of its .* events together .* choose steps at its end"):
+    with pytest.raises(ModtraceError, match=r"events can only be read together .* choose steps at its end"):
         load_around(ring, None)
     assert len(load_around(ring, (None, None)).slices) > 2 * len(shown.slices)
     check(ring, monkeypatch, [(50, 53), (-3, None)])
@@ -428,7 +428,7 @@ def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, m
     result = CliRunner().invoke(group, ["summary", str(ring), "--format", "csv"])
     assert result.stdout == summarize(shown).sort_by(None).to_csv()
     assert notes == view_notes == result.stderr.splitlines()
-    assert notes[0].startswith("This holds the last 700 events of 3,200")
+    assert notes[0].startswith("This contains the last 700 of 3,200 events")
     for first, last in [(-3, -1), (-40, None)]:
         part = load_around(ring, (first, last))
         assert len(part.slices) < 400

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .._errors import ModtraceError, RecordingError
 from .._files import Folder
-from .._processes import run_unseen
+from .._processes import run_without_child
 from .._ranks import rank_in
 from ..live.triggers import parse_conditions
 from ..live.windows import STEPS_FILE, KeepLimits, KeptFolder, begin_file, folder_mode, kept_folder, save_window
@@ -157,7 +157,7 @@ def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:
         # By their descriptors, since the names may be others' by now. A numpy that reads a ring needs one thread.
         opened = f"/proc/{os.getpid()}/fd"
         folder = place.path.replace("/proc/self/fd", opened)
-        run_unseen(
+        run_without_child(
             f"{{ OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 {command} </dev/null & }} "
             f"9<{shlex.quote(folder)} >>{opened}/{log} 2>&1"
         )

@@ -20,7 +20,7 @@ from typing import Any
 
 from .._after_import import call_after_import
 from .._errors import ModtraceError
-from .._processes import run_unseen
+from .._processes import run_without_child
 from ..record_options import EngineName
 from ..ring import read_ring
 from ..timeline import Process, Timeline, build_timeline
@@ -129,7 +129,7 @@ def _remove_after_this_process(folder: str) -> int:
     remove = f"sh -c 'read _; rm -rf -- \"$0\"' {shlex.quote(folder)}"
     with contextlib.suppress(OSError, AttributeError):  # no such function in another system's library
         # A session of its own: signals for the program's group are not for it.
-        run_unseen(f"{{ $(command -v setsid) {remove} <&3 & }} 3</proc/{os.getpid()}/fd/{read} >/dev/null 2>&1")
+        run_without_child(f"{{ $(command -v setsid) {remove} <&3 & }} 3</proc/{os.getpid()}/fd/{read} >/dev/null 2>&1")
     os.close(read)
     return write
 

@@ -38,7 +38,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
     Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] choose a rank,
     arrows scroll. Into a pipe, and as JSON, the state of now is printed once.
     """
-    from ..._pools import ParallelReader, give_way
+    from ..._pools import ParallelReader, lower_priority
     from ...live.top import ScreenState, render_screen
 
     console = make_console()
@@ -46,7 +46,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
         if console.is_terminal and output_format == "text":
             from ...live.top import show_live
 
-            give_way()
+            lower_priority()
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored then too
             show_live(lambda: read_rates(reader, rings, seconds), console, refresh)
             return

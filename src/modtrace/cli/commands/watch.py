@@ -76,7 +76,7 @@ def watch_command(
     Recording.keep("why") is kept too. The first step is never slow.
     """
     from ..._errors import ModtraceError
-    from ..._pools import give_way
+    from ..._pools import lower_priority
     from ...live.triggers import parse_conditions
     from ...live.watch import Watcher
     from ...live.whole_run import StepsFile, WholeRunWriter
@@ -86,7 +86,7 @@ def watch_command(
         parsed = parse_conditions(conditions)
     except ModtraceError as error:
         raise click.UsageError(f"--keep-when: {error}.") from None
-    give_way()
+    lower_priority()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
     folder = KeptFolder(Path(output), is_named=True) if output else KeptFolder(kept_folder(rings[0]))
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])

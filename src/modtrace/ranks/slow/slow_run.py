@@ -262,7 +262,7 @@ class SlowRun:
     def to_csv(self) -> str:
         """Return the table of steps as CSV with a header line."""
         steps = self.tables["steps"]
-        rows = [[column.text(column.of(step)) for column in steps.columns] for step in steps.rows]
+        rows = [[column.text(column.value_in(step)) for column in steps.columns] for step in steps.rows]
         return to_csv([column.heading for column in steps.columns], rows)
 
     def save(self, path: str | os.PathLike[str], title: str = "ranks") -> None:
