@@ -81,7 +81,7 @@ def test_an_end_ends_the_innermost_begin_of_its_name(tmp_path: Path, suffix: str
     rules = [fault.rule for fault in check(path).faults]
     assert [rules.count(rule) for rule in ("end-without-begin", "begin-without-end")] == [1, 1]
     notes = str(load(path).metadata["notes"])
-    assert "1 of the profiler's events are no events" in notes
+    assert "1 of the profiler's events are malformed" in notes
     assert "1 of the profiler's events begin and never end" in notes
 
 
@@ -89,12 +89,12 @@ def test_an_end_ends_the_innermost_begin_of_its_name(tmp_path: Path, suffix: str
     ("odd", "said"),
     [
         ({"ph": "X", "cat": "cpu_op", "name": "op", "pid": 100, "tid": 101, "ts": 3}, "have no dur"),
-        ({"ph": "X", "cat": "cpu_op", "name": "op", "pid": 100, "tid": 101, "ts": "soon", "dur": 1}, "are no events"),
-        ({"ph": "X", "cat": "cpu_op", "name": "op", "pid": 100, "tid": 101, "ts": None, "dur": 1}, "are no events"),
-        ({"ph": "X", "cat": "cpu_op", "name": "op", "pid": 100, "tid": 101, "ts": 3, "dur": -1}, "are no events"),
+        ({"ph": "X", "cat": "cpu_op", "name": "op", "pid": 100, "tid": 101, "ts": "soon", "dur": 1}, "are malformed"),
+        ({"ph": "X", "cat": "cpu_op", "name": "op", "pid": 100, "tid": 101, "ts": None, "dur": 1}, "are malformed"),
+        ({"ph": "X", "cat": "cpu_op", "name": "op", "pid": 100, "tid": 101, "ts": 3, "dur": -1}, "are malformed"),
         ({"ph": "B", "cat": "cpu_op", "name": "op", "pid": 100, "tid": 101, "ts": 3}, "begin and never end"),
-        ({"ph": "E", "pid": 100, "tid": 101, "ts": 3}, "are no events"),
-        ([1], "are no events"),
+        ({"ph": "E", "pid": 100, "tid": 101, "ts": 3}, "are malformed"),
+        ([1], "are malformed"),
     ],
 )
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
@@ -106,7 +106,7 @@ def test_an_event_that_is_none_is_counted_and_the_others_stay(tmp_path: Path, od
     assert (merged.spans, merged.gpu_spans) == (2, 2)
     assert [note.partition(" of the profiler's events ")[0] for note in merged.notes if said in note] == ["1"]
     assert said in str(load(path).metadata["notes"])
-    if said == "are no events":
+    if said == "are malformed":
         for read in (path, tmp_path / f"out{suffix}"):
             assert "lost: 1 events of the profiler left out" in str(load(read).summary())
 

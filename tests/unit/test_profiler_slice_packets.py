@@ -217,7 +217,7 @@ def test_arrows_that_touch_no_slice_are_counted(tmp_path: Path) -> None:
     ]
     (tmp_path / "profile.json").write_bytes(trace(*events))
     merged = merge(tmp_path / "profile.json", recording(("Net", 0, 3000, 0)), tmp_path / "out.pftrace")
-    assert merged.notes == ["1 of the profiler's arrows are left out: no slice is where they begin or end"]
+    assert merged.notes == ["1 of the profiler's arrows are left out: they begin or end outside all slices"]
 
 
 def test_packets_without_a_place_are_counted(tmp_path: Path) -> None:
@@ -229,4 +229,4 @@ def test_packets_without_a_place_are_counted(tmp_path: Path) -> None:
     )
     merged = merge(tmp_path / "profile.json", recording(("Net", 0, 3000, 0)), tmp_path / "out.pftrace")
 
-    assert "1 of the profiler's events are of a kind that .pftrace has no place for" in merged.notes
+    assert "1 of the profiler's events are of a kind that .pftrace cannot represent" in merged.notes

@@ -188,7 +188,7 @@ def test_an_event_beyond_repair_is_left_out(tmp_path: Path, lost: bytes) -> None
 
 
 def test_a_trace_of_which_no_event_can_be_read_is_refused(tmp_path: Path) -> None:
-    assert "no event of it can be read" in refused(tmp_path, b'{"traceEvents":[{"ph":"X" 1}]}').message
+    assert "none of its events can be read" in refused(tmp_path, b'{"traceEvents":[{"ph":"X" 1}]}').message
 
 
 @settings(max_examples=scaled(25, 60, 1000))
@@ -267,9 +267,9 @@ def test_gzip_members_after_one_another_are_one_file(tmp_path: Path) -> None:
         (b'{"events":[]}', 12, 'no "traceEvents"'),
         (b'{"traceEvents":{}}', 17, "that is a list"),
         (b'{"a": tru, "traceEvents":[]}', 6, "broken JSON before the events"),
-        (b'{"traceEvents":[', 16, "no event of it can be read"),
-        (b'{"traceEvents":[{"ph":"X","na', 16, "no event of it can be read"),
-        (b"[1 2]", 1, "no event of it can be read"),
+        (b'{"traceEvents":[', 16, "none of its events can be read"),
+        (b'{"traceEvents":[{"ph":"X","na', 16, "none of its events can be read"),
+        (b"[1 2]", 1, "none of its events can be read"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_file_and_byte(

@@ -1,7 +1,7 @@
-"""The events of a trace in chunks, each parsed at once, and what is around them, in memory that does not grow.
+"""The events of a trace in chunks, and the JSON before and after the events, in bounded memory.
 
-A chunk is cut at what looks like the end of an event. That it parses as a list proves the cut right: a cut inside a
-string or inside an event would leave something open. So no byte is looked at twice, and none by Python.
+A chunk is cut at a likely end of an event, and parsed as one list. If it parses, the cut was right: a cut inside a
+string or inside an event would leave it open. So each byte is read once, and by orjson, not by Python.
 """
 
 import contextlib
@@ -23,50 +23,50 @@ class HeadError(ValueError):
     """The bytes are not the beginning of a trace.
 
     Attributes:
-        offset: the first byte that is wrong.
-        more: whether further bytes could change that.
+        offset: position of the first wrong byte.
+        is_incomplete: whether further bytes could make it a trace.
     """
 
-    def __init__(self, message: str, offset: int, *, more: bool = False) -> None:
+    def __init__(self, message: str, offset: int, *, is_incomplete: bool = False) -> None:
         super().__init__(message)
         self.offset = offset
-        self.more = more
+        self.is_incomplete = is_incomplete
 
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_KEYS = 16
-"""The number of places that look like the key and are tried: each time the bytes before it are parsed."""
+"""Maximum number of matches of the key that are tried: each attempt parses all bytes before it."""
 
 
 def find_head(data: bytes) -> tuple[int, dict[str, Any], bool]:
-    """Return how many bytes come before the events, the keys in them, and whether the file is the array alone.
+    """Return the length of the head, its keys, and whether the file is a bare array.
 
-    The last of these bytes is the `[` that opens the events. Raises HeadError if this is not a trace, or not enough of
-    it.
+    The head reaches up to and including the `[` that opens the events. Raises HeadError if `data` is not the beginning
+    of a trace, or too short.
     """
-    begin = len(data) - len(data.removeprefix(BYTE_ORDER_MARK).lstrip())
-    if begin == len(data):
-        raise HeadError("the file is empty", begin, more=True)
-    if data[begin] == ord("["):
-        return begin + 1, {}, True
-    if data[begin] != ord("{"):
-        raise HeadError("not a profiler trace: it begins with neither { nor [", begin)
+    start = len(data) - len(data.removeprefix(BYTE_ORDER_MARK).lstrip())
+    if start == len(data):
+        raise HeadError("the file is empty", start, is_incomplete=True)
+    if data[start] == ord("["):
+        return start + 1, {}, True
+    if data[start] != ord("{"):
+        raise HeadError("not a profiler trace: it begins with neither { nor [", start)
     try:
         check_nested_json(data)
-        # What looks like the key can be in an object before it, which is open then.
-        for match in itertools.islice(_EVENTS.finditer(data, begin), _MAX_KEYS):
+        # A match may be inside an earlier object, which makes the JSON up to the match incomplete.
+        for match in itertools.islice(_EVENTS.finditer(data, start), _MAX_KEYS):
             with contextlib.suppress(ValueError):
-                keys = _object(data[begin : match.end()] + b"]}")
+                keys = _object(data[start : match.end()] + b"]}")
                 if keys.pop("traceEvents", None) == []:
                     return match.end(), keys, False
-        _object(data[begin:])
+        _object(data[start:])
     except LimitError as error:
         raise HeadError(str(error), 0) from None
     except RecursionError:
         raise HeadError("JSON that is nested too deeply to be read, before the events", 0) from None
-    except ValueError as error:  # also a number of thousands of digits
-        place = len(error.doc[: error.pos].encode()) if isinstance(error, json.JSONDecodeError) else 0
-        raise HeadError("broken JSON before the events", begin + place, more=True) from None
+    except ValueError as error:  # also raised for a number of thousands of digits
+        offset = len(error.doc[: error.pos].encode()) if isinstance(error, json.JSONDecodeError) else 0
+        raise HeadError("broken JSON before the events", start + offset, is_incomplete=True) from None
     raise HeadError('not a profiler trace: it has no "traceEvents" that is a list', len(data.rstrip()) - 1)
 
 
@@ -76,9 +76,9 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, Any]] | None:
-    """Return the place of the `]` that closes the events, and the keys after it; None if it, or the rest, is not there.
+    """Return the offset of the `]` that closes the events, and the keys after it; None if `data` lacks either.
 
-    The data begin between two events. Raises LimitError if the keys would take too much memory or are nested too
+    The data start between two events. Raises LimitError if the keys would need too much memory or are nested too
     deeply.
     """
     if bare:
@@ -86,7 +86,7 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
         return (offset, {}) if offset >= 0 and data[offset : offset + 1] == b"]" else None
     for candidate in re.finditer(rb"\]\s*(?:,\s*\"|\}\s*\Z)", data):
         offset = candidate.start()
-        # Duplicated keys are left to the decoder, which takes the last as every reader does.
+        # If a key is duplicated, the decoder uses the last one, as every reader does.
         tail = data[offset:]
         check_nested_json(tail)
         try:
@@ -101,29 +101,29 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
 
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
-"""Between two objects of a list: the events, or objects inside one."""
+"""The text between two objects of a list: between events, or objects inside an event."""
 _BEGIN = r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp|bind_id)"\s*:'
 _EVENT_BEGIN = re.compile(_BEGIN)
 _PHASE = re.compile(r'"ph"\s*:')
 _NEXT_EVENTS = (re.compile(rf"(?<=\}}),?[ \t\r]*\n\s*(?={_BEGIN})"), re.compile(rf"(?<=\}})\s*,?\s*(?={_BEGIN})"))
-"""Between two events where each begins a line, as Kineto writes them: no text in them has a line break; or anywhere."""
+"""The text between two events: at a line break, as Kineto writes them (texts have none), or anywhere."""
 _AROUND_EVENTS = " \t\r\n,[]"
 _AFTER_EVENTS = re.compile(r'\s*\]\s*(?:,\s*"|\}|\Z)')
 _COMMA = re.compile(rb"\s*(?:,|(?=\{))")
 _NEAR_BYTES = 1 << 16
-_MAX_TRIED = 4 * MAX_EVENT_BYTES
-"""Characters that are read in vain in search of an event after damage: there are no more in events that are nested."""
+_MAX_SEARCHED = 4 * MAX_EVENT_BYTES
+"""Characters searched for the next event after damage before giving up; nested events need no more."""
 _DECODER = json.JSONDecoder(strict=False)
 _BARE_TEXTS = (
     re.compile(r'("name":\s*")(.*?)(?="\s*,\s*"pid":)', re.DOTALL),
     re.compile(r'("(?:Call stack|Module Hierarchy)":\s*")(.*?)(?="\s*(?:,\s*"[A-Z]|\}\s*\}\s*\Z))', re.DOTALL),
 )
-"""Texts that Kineto writes as they are, between what comes before and after them."""
+"""Texts that Kineto writes without escaping: the JSON before the text, the text, and the JSON after it (lookahead)."""
 
 
 @contextlib.contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Keep the garbage collector from looking at millions of events again and again; none of them is in a cycle."""
+    """Keep the garbage collector from traversing millions of events again and again; none of them is in a cycle."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -134,28 +134,28 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 class Chunk(NamedTuple):
-    """Whole events."""
+    """Complete events."""
 
-    raw: bytes  # their bytes, with the commas between them and none after the last
-    events: list[Any]  # the same, parsed
+    raw: bytes  # bytes of the events, with the commas between them and none after the last
+    events: list[Any]  # the parsed events
 
 
 class EventStream:
-    """The events of a trace, and what is before and after them.
+    """The events of a trace, and the JSON before and after them.
 
-    Kineto writes some texts as they are, with quotes, control characters or bytes that are not UTF-8: the names of
-    ranges, and with `with_stack=True` of functions and modules. Such an event gets the JSON that was meant. If
-    `strict`, a broken event is an error.
+    Kineto does not escape quotes, control characters and bytes other than UTF-8 in some texts: in the names of ranges,
+    and with `with_stack=True` in those of functions and modules. Such a broken event is repaired; if `strict`, it is an
+    error.
 
     Attributes:
-        head: the bytes up to and with the `[` that opens the events.
-        keys: top-level keys with their values; those after the events are there once `chunks` is exhausted.
+        head: the bytes up to and including the `[` that opens the events.
+        keys: top-level keys with their values; keys after the events are added once `chunks` is exhausted.
         bare: whether the file is an array without an object around it.
-        tail: the bytes from the `]` on that closes the events.
-        count: how many events were yielded.
-        repaired: how many of them were broken.
-        dropped: how many others could not be repaired.
-        strays: how often something else than a comma was between events.
+        tail: the bytes from the `]` that closes the events to the end.
+        count: number of events that were yielded.
+        repaired: number of yielded events that were broken.
+        dropped: number of further events that could not be repaired.
+        strays: number of gaps between events without a single comma.
 
     Raises:
         TraceError: the file is not a trace, is cut off, or is broken between its events.
@@ -169,22 +169,22 @@ class EventStream:
         self._blocks = source.blocks()
         data = bytearray()
         while True:
-            before = len(data)
+            previous = len(data)
             data += next(self._blocks, b"")
-            # Twice as much each time, so that a long head is not read over and over.
-            while before and len(data) < min(2 * before, MAX_HEAD_BYTES) and (block := next(self._blocks, b"")):
+            # The length doubles each time, so that a long head is not parsed over and over.
+            while previous and len(data) < min(2 * previous, MAX_HEAD_BYTES) and (block := next(self._blocks, b"")):
                 data += block
             try:
                 self._offset, self.keys, self.bare = find_head(bytes(data))
                 break
             except HeadError as error:
-                if error.more and len(data) >= MAX_HEAD_BYTES:
+                if error.is_incomplete and len(data) >= MAX_HEAD_BYTES:
                     problem = f"more than {MAX_HEAD_BYTES >> 20} MiB are before the events; move them after the events"
                     raise self._error(problem, 0) from None
-                if not error.more or len(data) == before:
+                if not error.is_incomplete or len(data) == previous:
                     raise self._error(str(error), error.offset) from None
         self.head = bytes(data[: self._offset])
-        # The byte before the first event is where the `[` goes that makes a chunk a list.
+        # The byte before the first event is overwritten with the `[` that makes a chunk a list.
         self._buffer = data[self._offset - 1 :]
 
     def chunks(self) -> Iterator[Chunk]:
@@ -194,7 +194,7 @@ class EventStream:
                 self.count += len(chunk.events)
                 yield chunk
         if self.dropped and not self.count:
-            raise self._error("no event of it can be read", len(self.head))
+            raise self._error("none of its events can be read", len(self.head))
 
     def notes(self) -> list[str]:
         """Return notes on broken events, once `chunks` is exhausted."""
@@ -203,29 +203,29 @@ class EventStream:
             counts = f"{self.repaired:,} were repaired and {self.dropped:,} left out"
             notes.append(f"of the profiler's events {counts}: they are broken JSON")
         if self.strays:
-            notes.append(f"something else than a comma was between the profiler's events {self.strays:,} times")
+            notes.append(f"something other than a comma was between the profiler's events {self.strays:,} times")
         return notes
 
     def _all(self) -> Iterator[Chunk]:
         yield from self._cut()
-        enough, ended = 0, False
+        retry_length, is_at_end = 0, False
         for block in self._blocks:
             self._buffer += block
-            if len(self._buffer) >= enough and not ended:
-                before = self._offset
+            if len(self._buffer) >= retry_length and not is_at_end:
+                offset = self._offset
                 yield from self._cut()
-                # What was not whole is tried again when there is twice as much of it.
-                enough = 0 if self._offset != before else 2 * len(self._buffer)
-            if len(self._buffer) > MAX_EVENT_BYTES and not ended:
-                ended = self._is_last()
-                if not ended:
+                # An incomplete event is parsed again when the buffer is twice as long.
+                retry_length = 0 if self._offset != offset else 2 * len(self._buffer)
+            if len(self._buffer) > MAX_EVENT_BYTES and not is_at_end:
+                is_at_end = self._is_last()
+                if not is_at_end:
                     raise self._fault(f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
             if len(self._buffer) > MAX_TAIL_BYTES:
                 raise self._error(f"more than {MAX_TAIL_BYTES >> 20} MiB follow the events", self._offset)
         yield from self._finish()
 
     def _cut(self) -> Iterator[Chunk]:
-        """Yield the whole events of the buffer but the last."""
+        """Yield the complete events of the buffer, except the last."""
         limit, is_broken = len(self._buffer), False
         while True:
             comma = self._last_comma(limit)
@@ -234,18 +234,18 @@ class EventStream:
                     return
                 limit = len(self._buffer)
                 continue
-            taken = self._take(comma) if comma >= 0 else self._take_broken(len(self._buffer))
-            if taken is None:
+            result = self._take(comma) if comma >= 0 else self._take_broken(len(self._buffer))
+            if result is None:
                 return
-            if isinstance(taken, int):
-                limit, is_broken = min(taken, self._buffer.rindex(b"}", 0, comma)), True
+            if isinstance(result, int):
+                limit, is_broken = min(result, self._buffer.rindex(b"}", 0, comma)), True
                 continue
-            yield taken
-            # Where one event is broken, others near it mostly are.
+            yield result
+            # A broken event is often followed by more of them.
             limit, is_broken = _NEAR_BYTES if comma < 0 else len(self._buffer), False
 
     def _last_comma(self, limit: int) -> int:
-        """Return the place of the last comma before `limit` that could part two events, or -1."""
+        """Return the index of the last comma before `limit` that could separate two events, or -1."""
         index = limit
         while (index := self._buffer.rfind(b"}", 0, index)) >= 0:
             if _BOUNDARY.match(self._buffer, index):
@@ -253,7 +253,7 @@ class EventStream:
         return -1
 
     def _take(self, end: int) -> Chunk | int:
-        """Take the buffer up to `end`, which is after an event; return the place at which it does not parse, if any."""
+        """Take the buffer up to `end`, which is after an event; return the index of a syntax error instead, if any."""
         buffer = self._buffer
         buffer[0] = ord("[")
         separator = buffer[end]
@@ -262,73 +262,74 @@ class EventStream:
             with memoryview(buffer) as view:
                 events, raw = orjson.loads(view[: end + 1]), bytes(view[1:end])
         except orjson.JSONDecodeError as error:
-            return _place_of(error, buffer[:end])
+            return _error_offset(error, buffer[:end])
         finally:
             buffer[end] = separator
         self._drop(end)
         return Chunk(raw, events)
 
     def _take_broken(self, end: int, *, is_all: bool = False) -> Chunk | None:
-        """Take the broken text before the first whole event of the buffer; that event if there is no such text.
+        """Take the broken text before the first complete event of the buffer, or this event if no text is before it.
 
-        Return the event, or what could be repaired before `end`; None if more of it may follow, unless this `is_all`.
+        Return the event, or the events that could be repaired; None if the text before `end` may be incomplete, unless
+        this `is_all`.
         """
-        text, place = "", None
+        text, extent = "", None
         for size in (_NEAR_BYTES, end):
             text = self._buffer[1 : min(size, end)].decode("latin-1")
             if not is_all and _AFTER_EVENTS.match(text):
-                return None  # what follows the events can hold lists of objects too
-            if (place := self._find_event(text)) is not None or size >= end:
+                return None  # the JSON after the events may also contain lists of objects
+            if (extent := self._find_event(text)) is not None or size >= end:
                 break
         if not is_all:
-            if place is None:
+            if extent is None:
                 return None
             with memoryview(self._buffer) as view:
                 try:
                     orjson.loads(b"[" + view[1:end])
                 except orjson.JSONDecodeError as error:
-                    if _place_of(error, b"[" + self._buffer[1:end]) >= end:
+                    if _error_offset(error, b"[" + self._buffer[1:end]) >= end:
                         return None
-        begin, after = place or (len(text), len(text))
-        if text[:begin].strip(_AROUND_EVENTS + "{}"):
-            return self._repair(begin)
-        if begin == len(text) - len(text.lstrip()):
-            chunk = self._repair(after)
+        event_start, event_end = extent or (len(text), len(text))
+        if text[:event_start].strip(_AROUND_EVENTS + "{}"):
+            return self._repair(event_start)
+        if event_start == len(text) - len(text.lstrip()):
+            chunk = self._repair(event_end)
             if comma := _COMMA.match(self._buffer, 1):
                 end, is_comma = comma.end() - 1, comma[0].endswith(b",")
-                del comma  # as long as it is there, nothing can be taken from the buffer
+                del comma  # the match locks the size of the buffer
                 if not is_comma:
                     self._note_stray()
                 self._drop(end)
             return chunk
         self._note_stray()
-        self._drop(begin)
+        self._drop(event_start)
         return Chunk(b"", [])
 
     def _note_stray(self) -> None:
         if self._strict:
-            raise self._fault("something else than a comma between two events")
+            raise self._fault("something other than a comma between two events")
         self.strays += 1
 
     def _find_event(self, text: str) -> tuple[int, int] | None:
-        """Return where the first whole event of a text is, None if nowhere; raises TraceError if no trace has that."""
-        tried = 0
+        """Return the extent of the first complete event of a text, or None; raises TraceError after a long search."""
+        searched = 0
         for match in _EVENT_BEGIN.finditer(text):
             try:
                 event, end = _DECODER.raw_decode(text, match.start())
             except json.JSONDecodeError as error:
-                tried += error.pos - match.start()
+                searched += error.pos - match.start()
             except (ValueError, RecursionError):
-                tried += _NEAR_BYTES
+                searched += _NEAR_BYTES
             else:
                 if _is_event(event):
                     return match.start(), end
-            if tried > _MAX_TRIED:
+            if searched > _MAX_SEARCHED:
                 raise self._fault("no event can be found after one that is broken")
         return None
 
     def _repair(self, end: int) -> Chunk:
-        """Take events from the buffer, up to and with `end`, of which at most the last one parses."""
+        """Take the events up to and including `end` from the buffer; only the last of them may be valid JSON."""
         text = bytes(self._buffer[1 : end + 1])
         with contextlib.suppress(orjson.JSONDecodeError):
             event = orjson.loads(text)
@@ -348,7 +349,7 @@ class EventStream:
         del self._buffer[:end]
 
     def _is_last(self) -> bool:
-        """Return whether the first event of the buffer is the last one: the `]` that closes the events follows it."""
+        """Return whether the first event of the buffer is the last: followed by the `]` that closes the events."""
         text = self._buffer[1:].lstrip().decode("latin-1")
         try:
             _, end = _DECODER.raw_decode(text)
@@ -357,40 +358,40 @@ class EventStream:
         return end <= MAX_EVENT_BYTES and _AFTER_EVENTS.match(text, end) is not None
 
     def _finish(self) -> Iterator[Chunk]:
-        """Yield the last events, and read what follows them."""
+        """Yield the last events, and read the JSON after them."""
         yield from self._cut()
         if self._source.damage:
-            raise self._error("it is not whole, or damaged", self._offset)
-        rest = bytes(self._buffer[1:])
+            raise self._error("it is incomplete or damaged", self._offset)
+        data = bytes(self._buffer[1:])
         try:
-            tail = find_tail(rest, bare=self.bare)
+            tail = find_tail(data, bare=self.bare)
         except LimitError as error:
             raise self._error(str(error), self._offset) from None
         if tail is None:
             raise self._fault("it is cut off within or after the event that begins here; export it again")
         end, keys = tail
         self.keys |= keys
-        self.tail = rest[end:]
+        self.tail = data[end:]
         closing = self._offset + end
-        while (left := closing - self._offset) > 0 and self._buffer[1 : left + 1].strip():
-            taken = self._take(left + 1)
-            yield self._take_broken(left + 1, is_all=True) or Chunk(b"", []) if isinstance(taken, int) else taken
+        while (size := closing - self._offset) > 0 and self._buffer[1 : size + 1].strip():
+            result = self._take(size + 1)
+            yield self._take_broken(size + 1, is_all=True) or Chunk(b"", []) if isinstance(result, int) else result
 
-    def _fault(self, otherwise: str) -> TraceError:
-        """Return the error that says where the JSON in the buffer is broken; `otherwise` where it is not."""
-        rest, around = bytes(self._buffer[1:]), b"[" if self.bare else b'{"traceEvents":['
+    def _fault(self, message: str) -> TraceError:
+        """Return an error with the offset of a JSON syntax error in the buffer, or with `message` if there is none."""
+        data, head = bytes(self._buffer[1:]), b"[" if self.bare else b'{"traceEvents":['
         try:
-            check_nested_json(rest)
-            orjson.loads(around + rest)
+            check_nested_json(data)
+            orjson.loads(head + data)
         except LimitError as error:
             return self._error(str(error), self._offset)
         except orjson.JSONDecodeError as error:
-            place = _place_of(error, around + rest) - len(around)
-            if place < len(rest):
-                return self._error(f"broken JSON: {error.msg}; `merge` may repair it", self._offset + place)
+            offset = _error_offset(error, head + data) - len(head)
+            if offset < len(data):
+                return self._error(f"broken JSON: {error.msg}; `merge` may repair it", self._offset + offset)
         if not self.count:
-            otherwise = "no event of it can be read: this is no profiler trace, or it was cut off"
-        return self._error(otherwise, self._offset)
+            message = "none of its events can be read: this is not a profiler trace, or it was cut off"
+        return self._error(message, self._offset)
 
     def _error(self, message: str, offset: int) -> TraceError:
         if self._source.damage:
@@ -400,12 +401,12 @@ class EventStream:
         return TraceError(self._source.path, message, offset)
 
 
-def _place_of(error: orjson.JSONDecodeError, data: bytes | bytearray) -> int:
-    """Return the byte at which JSON is broken; its length if it only ends too early."""
+def _error_offset(error: orjson.JSONDecodeError, data: bytes | bytearray) -> int:
+    """Return the offset in bytes at which JSON is broken; its length if it only ends too early."""
     try:
         return len(data.decode()[: error.pos].encode())
-    except UnicodeDecodeError as bad:
-        return bad.start
+    except UnicodeDecodeError as decode_error:
+        return decode_error.start
 
 
 def _is_event(event: object) -> bool:
@@ -414,7 +415,7 @@ def _is_event(event: object) -> bool:
 
 
 def _repaired_events(text: str, boundaries: tuple[re.Pattern[str], ...]) -> Iterator[dict[str, Any] | None]:
-    """Yield the events that were meant; None for each that is not clear."""
+    """Yield the repaired events; None for each that cannot be repaired."""
     for piece in boundaries[0].split(text):
         if not (piece := piece.strip(_AROUND_EVENTS)).strip("{}"):
             continue
@@ -423,12 +424,12 @@ def _repaired_events(text: str, boundaries: tuple[re.Pattern[str], ...]) -> Iter
             yield event
         elif len(boundaries) > 1:
             yield from _repaired_events(piece, boundaries[1:])
-        else:  # where what parts events is broken, it was several
+        else:  # if the separators are broken, the piece may be several events
             yield from [None] * max(len(_PHASE.findall(piece)), 1)
 
 
 def _repaired_event(text: str) -> dict[str, Any] | None:
-    """Return the event that was meant, with values of JSON alone; None if that is not clear."""
+    """Return the repaired event, with JSON values only; None if it is ambiguous."""
     event = _lenient_event(text)
     if event is None:
         for bare in _BARE_TEXTS:
@@ -436,19 +437,19 @@ def _repaired_event(text: str) -> dict[str, Any] | None:
         event = _lenient_event(text)
         name = "" if event is None else str(event.get("name"))
         if '"ts":' in name or ('"ph":' in name and '"name":' in name):
-            return None  # that was another event
+            return None  # the name has swallowed another event
     return event
 
 
 def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; raises ValueError if two events run into one."""
+    """Return a JSON object; raises ValueError if it is two events that run together."""
     if sum(key == "ph" for key, _ in pairs) > 1:
         raise ValueError("two events")
     return dict(pairs)
 
 
 def _lenient_event(text: str) -> dict[str, Any] | None:
-    """Return the event of a text, with values of JSON alone; None if it is broken."""
+    """Return the event of a text, with JSON values only; None if it is broken."""
     with contextlib.suppress(ValueError, RecursionError, TypeError):
         value = json.loads(text, strict=False, object_pairs_hook=_object_of_pairs)
         event: dict[str, Any] = orjson.loads(orjson.dumps(escaped_json(value)))

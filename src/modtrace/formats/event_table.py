@@ -1,4 +1,4 @@
-"""The events of a trace as columns, parsed once, whatever wrote them: one row for each event of the file."""
+"""The parsed events of a trace as columns, with one row for each event of the file, from any program."""
 
 import contextlib
 import math
@@ -14,58 +14,60 @@ from .._interrupts import cached_property
 from .chrome_values import MAX_TIME_US, TrackKey, find_ended, is_int64, microseconds_to_ns
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""The errors that reading an event raises if it is not as events are."""
-NONE, NO_NUMBER = -1, -(1 << 62)
-"""Values in a column of args: the event has no such arg; the arg is no whole number of 64 bits."""
+"""Errors that reading a malformed event raises."""
+NONE = -1
+"""Value in a column of args if the event lacks the arg."""
+NO_NUMBER = -(1 << 62)
+"""Value in a column of args if the arg is not an integer of 64 bits."""
 SLICE, BEGIN, END, METADATA = b"XBEM"
 FLOW_PHASES = b"stf"
 AT_LAST, AROUND, NEXT = range(3)
-"""The slice that an end of a flow belongs to: the row's own, the one around it, or the next one."""
+"""The slice to which an end of a flow belongs: the slice of its row, the slice around it, or the next slice."""
 ENDS, BEGINS, _BOUND = 1, 2, 4
 _NO_EVENT = {"ph": "\0"}
 _NO_ARGS: dict[str, Any] = {}
 _NO_DURATION = -math.inf
 _ARROW_PHASES = frozenset("stf")
 _Row = tuple[int, int, int, float, float]
-_UNWANTED: _Row = (ord("0"), 0, 0, 0.0, 0.0)
-_EventAt = tuple[int, dict[str, Any]]
-"""An event, or its args, and its row."""
+_IGNORED_ROW: _Row = (ord("0"), 0, 0, 0.0, 0.0)
+_RowEvent = tuple[int, dict[str, Any]]
+"""A row, and its event or the event's args."""
 
 
 class EventFlows(NamedTuple):
     """The ends of arrows in file order; int64 columns of equal length."""
 
-    row: Int64Array  # of the event in the table
+    row: Int64Array  # row of the event in the table
     flow: Int64Array  # number of the flow
-    ways: Int64Array  # whether it `ENDS` there, or `BEGINS`; one that passes does both
-    binds: Int64Array  # which slice it belongs to: `AT_LAST`, `AROUND` or `NEXT`
+    ways: Int64Array  # `ENDS`, `BEGINS`, or both for a flow that passes through
+    binds: Int64Array  # slice to which the end belongs: `AT_LAST`, `AROUND` or `NEXT`
 
 
 class EventTable:
-    """Takes parsed events chunk by chunk, as `add` documents; then its columns say what they are.
+    """Collects parsed events chunk by chunk through `add`; its columns describe all events added so far.
 
-    A slice is an X, or a B and the E after it on its track, by their times. A time is a number or the text of one, an
-    id anything: a missing pid or tid is 0, as readers of JSON have it.
+    A slice is an X, or a B and the matching E on its track, in order of time. A time is a number or a number's text, an
+    id any value; as in other readers of JSON, a missing pid or tid is 0.
 
     Attributes:
-        tracks: the number of a track by pid and tid as an event has them.
-        kinds: the number of each pair of category and name; one may be no text.
-        texts: the number of each text of an arg.
+        tracks: number of each track, by pid and tid as an event has them.
+        kinds: number of each pair of category and name; either may be a value other than text.
+        texts: number of each text of an arg.
         thread_names: names by pid and tid.
         process_names: names by pid.
-        sort_indexes: where a viewer sorts the rows of threads and streams, by pid and tid.
-        tids: the ids of threads that metadata are about and that are numbers.
-        flow_ids: the id of each flow as it is first written, once `flows` was asked for.
+        sort_indexes: sort index of the rows of threads and streams in a viewer, by pid and tid.
+        tids: numeric thread ids in metadata events.
+        flow_ids: id of each flow in the form of its first event; set by `flows`.
     """
 
-    wanted_arrows: Container[object] | None = None
-    """The categories of arrows that are looked at; None: all are."""
+    arrow_categories: Container[object] | None = None
+    """Categories of the arrows that are read; None: all arrows."""
     TEXT_ARGS: frozenset[str] = frozenset()
-    """Those among the wanted args that are texts."""
+    """Names of the args that are texts."""
 
     def __init__(self) -> None:
         self.tracks = TrackNumbers()
-        self.kinds, self.texts = EventKinds(self.wanted_args), Numbering[str]()
+        self.kinds, self.texts = EventKinds(self.arg_names), Numbering[str]()
         self.thread_names: dict[TrackKey, str] = {}
         self.process_names: dict[int | str, str] = {}
         self.sort_indexes: dict[TrackKey, int] = {}
@@ -81,14 +83,14 @@ class EventTable:
     def __len__(self) -> int:
         return len(self._phase)
 
-    def wanted_args(self, _category: object, _name: str) -> Sequence[str]:
-        """Return which args of events of a category and name get a column; a subclass says so."""
+    def arg_names(self, _category: object, _name: str) -> Sequence[str]:
+        """Return the names of the args that get a column, for events of a category and name; subclasses override it."""
         return ()
 
     def add(self, events: Sequence[Any]) -> Sequence[Any]:
-        """Take a chunk's events, and return as many: each as torch.profiler would write it, as most are.
+        """Add a chunk's events; return them, if necessary changed to the form of torch.profiler's events.
 
-        What cannot be an event is returned as one without a phase.
+        For a malformed event, an event without a phase is returned.
         """
         try:
             self._add(events)
@@ -98,12 +100,12 @@ class EventTable:
         return events
 
     def _add(self, events: Sequence[Any]) -> None:
-        """Take events whose fields are of the usual types, all or none of them."""
-        kinds, tracks, wanted = self.kinds, self.tracks, self.wanted_arrows
-        rows, metadata, arrows, bound = list[_Row](), list[_EventAt](), list[_EventAt](), list[_EventAt]()
-        with_args = defaultdict[Sequence[str], list[_EventAt]](list)
-        add_row, wanted_args = rows.append, kinds.wanted_args
-        # One pass, as looking at events again costs as much as what is done with them.
+        """Add events whose fields have torch.profiler's types; if it raises, no event was added."""
+        kinds, tracks, categories = self.kinds, self.tracks, self.arrow_categories
+        rows, metadata, arrows, bound = list[_Row](), list[_RowEvent](), list[_RowEvent](), list[_RowEvent]()
+        with_args = defaultdict[Sequence[str], list[_RowEvent]](list)
+        add_row, arg_names = rows.append, kinds.arg_names
+        # One pass: a second loop over the events would cost as much as their processing.
         for row, event in enumerate(events, len(self)):
             if (phase := event["ph"]) == "X":
                 kind, track = kinds[event.get("cat"), event["name"]], tracks[event["pid"], event["tid"]]
@@ -112,8 +114,8 @@ class EventTable:
                     bound.append((row, event))
             else:
                 if phase in _ARROW_PHASES:
-                    if wanted is not None and event.get("cat") not in wanted:
-                        add_row(_UNWANTED)
+                    if categories is not None and event.get("cat") not in categories:
+                        add_row(_IGNORED_ROW)
                         continue
                     arrows.append((row, event))
                 elif phase == "M":
@@ -123,11 +125,11 @@ class EventTable:
                 kind = kinds[event.get("cat"), event.get("name", "")]
                 track = tracks[event.get("pid"), event.get("tid")] if phase != "M" else 0
                 add_row((ord(phase), kind, track, event.get("ts", math.nan), 0.0))
-            if names := wanted_args[kind]:
+            if names := arg_names[kind]:
                 with_args[names].append((row, event.get("args") or _NO_ARGS))
         phases, in_kind, on_track, starts, durations = zip(*rows, strict=True) if rows else ((),) * 5
         phase, start, duration = bytearray(phases), array("d", starts), array("d", durations)
-        args = {names: self._args_of(names, rows_with_args) for names, rows_with_args in with_args.items()}
+        args = {names: self._arg_columns(names, args_by_row) for names, args_by_row in with_args.items()}
         flows = self._flow_ends(arrows, bound)
         # From here on nothing raises an error.
         for row, event in metadata:
@@ -144,8 +146,8 @@ class EventTable:
         self._start += start
         self._duration += duration
 
-    def _args_of(self, names: Sequence[str], rows: list[_EventAt]) -> "list[array[int]]":
-        """Return a column of the rows, and one for each name with the numbers of their args."""
+    def _arg_columns(self, names: Sequence[str], rows: list[_RowEvent]) -> "list[array[int]]":
+        """Return a column with the rows, and a column per name with the numbers of their args."""
         columns = [array("q", [row for row, _ in rows])]
         for name in names:
             values = [args.get(name, NONE) for _, args in rows]
@@ -154,10 +156,10 @@ class EventTable:
             columns.append(_numbers(values))
         return columns
 
-    def _flow_ends(self, arrows: list[_EventAt], bound: list[_EventAt]) -> tuple[Iterable[int], ...]:
-        """Return row, flow and hint of each arrow and of each slice with a `bind_id`; raises TypeError for no id.
+    def _flow_ends(self, arrows: list[_RowEvent], bound: list[_RowEvent]) -> tuple[Iterable[int], ...]:
+        """Return row, flow and hint of each arrow and of each slice with a `bind_id`; raises TypeError without an id.
 
-        The hint of an arrow says whether the slice around it has it; that of a slice, what it does to the flow.
+        The hint of an arrow is whether it belongs to the slice around it; the hint of a slice is how it uses the flow.
         """
         if not {type(e["id"]) for _, e in arrows} | {type(e["bind_id"]) for _, e in bound} <= _FLOW_ID_TYPES:
             raise TypeError
@@ -168,11 +170,11 @@ class EventTable:
         return [row for row, _ in arrows + bound], flow, hints
 
     def _metadata(self, event: dict[str, Any]) -> int:
-        """Take the metadata of a process or thread from an event; return its phase, 0 if they are broken."""
+        """Store an event's metadata of a process or thread; return its phase, or 0 if it is malformed."""
         try:
             pid, tid, args = parse_id(event.get("pid")), parse_id(event.get("tid")), event["args"]
             if event["name"] == "thread_name":
-                # The last of several names is the one that a thread gave itself.
+                # Of several names, the last is the name that the thread gave itself.
                 self.thread_names[pid, tid] = str(args["name"])
             elif event["name"] == "process_name":
                 self.process_names[pid] = str(args["name"])
@@ -196,17 +198,17 @@ class EventTable:
 
     @cached_property
     def start(self) -> Float64Array:
-        """When each event begins, in µs; NaN where it does not say."""
+        """Start of each event in µs; NaN for an event without a time."""
         return np.frombuffer(self._start, np.float64)
 
     @cached_property
     def written_phase(self) -> UInt8Array:
-        """The `ph` of each event; 0 for none."""
+        """The `ph` of each event; 0 for malformed events."""
         return np.frombuffer(self._phase, np.uint8)
 
     @cached_property
     def pairs(self) -> tuple[Int64Array, Int64Array]:
-        """The rows of each B and of the E that ends it, as `find_ended` has it."""
+        """The rows of each B and of the E that ends it, as `find_ended` pairs them."""
         halves = np.flatnonzero(np.isin(self.written_phase, (BEGIN, END)) & self._is_timed)
         begins, ends = list[int](), list[int]()
         is_begin, kinds, numbers = self.written_phase == BEGIN, [*self.kinds], Numbering[str]()
@@ -214,30 +216,30 @@ class EventTable:
         for rows in split_by(self.track[halves], halves):
             rows = rows[np.argsort(self.start[rows], kind="stable")]
             names = [numbers[str(kinds[kind][1] or "")] for kind in self.kind[rows].tolist()]
-            opened: list[int] = []
-            for place, begins_here in enumerate(is_begin[rows].tolist()):
-                if begins_here:
-                    opened.append(place)
-                elif (ended := find_ended(opened, names, names[place])) >= 0:
-                    begins.append(rows[opened[ended]])
-                    ends.append(rows[place])
-                    del opened[ended:]
+            open_begins: list[int] = []
+            for index, begins_slice in enumerate(is_begin[rows].tolist()):
+                if begins_slice:
+                    open_begins.append(index)
+                elif (position := find_ended(open_begins, names, names[index])) >= 0:
+                    begins.append(rows[open_begins[position]])
+                    ends.append(rows[index])
+                    del open_begins[position:]
         return np.array(begins, np.int64), np.array(ends, np.int64)
 
     @cached_property
     def _is_timed(self) -> BoolArray:
-        """The events whose time is possible, as a mask."""
+        """A mask of the events with a usable time."""
         return np.abs(self.start) < MAX_TIME_US
 
     @cached_property
     def without_duration(self) -> Int64Array:
-        """The rows of slices that say no duration; they have 0."""
+        """The rows of slices without a `dur`; their duration is 0."""
         has_none = np.frombuffer(self._duration, np.float64) == _NO_DURATION
         return np.flatnonzero((self.written_phase == SLICE) & has_none)
 
     @cached_property
     def duration(self) -> Float64Array:
-        """The duration of each slice, in µs; other events have a value without a meaning."""
+        """The duration of each slice in µs; meaningless for other events."""
         duration: Float64Array = np.frombuffer(self._duration, np.float64)
         begins, ends = self.pairs
         if not len(self.without_duration) and not len(begins):
@@ -249,27 +251,27 @@ class EventTable:
 
     @cached_property
     def phase(self) -> UInt8Array:
-        """The phase of each event: a B with an E is a slice, and its E is 0, as are rows that cannot be an event."""
+        """The phase of each event: a B with its E is a slice; the phase of this E, and of malformed rows, is 0."""
         phase: UInt8Array = self.written_phase.copy()
         begins, ends = self.pairs
         phase[begins], phase[ends] = SLICE, 0
         is_slice = phase == SLICE
-        lasts = (self.duration >= 0) & (self.start + self.duration < MAX_TIME_US)
-        is_possible = self._is_timed & (lasts | ~is_slice)
-        phase[~is_possible & (phase != METADATA) | (phase == END)] = 0
+        has_duration = (self.duration >= 0) & (self.start + self.duration < MAX_TIME_US)
+        is_valid = self._is_timed & (has_duration | ~is_slice)
+        phase[~is_valid & (phase != METADATA) | (phase == END)] = 0
         return phase
 
     def start_ns(self, rows: AnyIntArray) -> Int64Array:
-        """Return when some events begin, in ns from the trace's base."""
+        """Return the start of the events in `rows`, in ns from the trace's base."""
         return microseconds_to_ns(self.start[rows])
 
     def duration_ns(self, rows: AnyIntArray) -> Int64Array:
-        """Return how long some slices last, in ns."""
+        """Return the duration of the slices in `rows`, in ns."""
         return microseconds_to_ns(self.duration[rows])
 
     @property
     def malformed(self) -> int:
-        """The number of rows that are no events: no object, or without the fields that every event has."""
+        """The number of malformed events: not an object, or without a field that every event needs."""
         return int(np.count_nonzero(self.phase == 0)) - len(self.pairs[1])
 
     @cached_property
@@ -279,23 +281,23 @@ class EventTable:
         flow_of_key, self.flow_ids = np.arange(len(keys)), [key[0] for key in keys]
         if not {*map(type, self.flow_ids)} <= {int}:
             ids = [(_flow_id(key[0]), *map(str, key[1:])) for key in keys]
-            is_none = [len(key) == 1 and not isinstance(key[0], int) for key in ids]  # bound by text that is no number
-            flows = [NONE if none else numbers[key] for key, none in zip(ids, is_none, strict=True)]
+            is_invalid = [len(key) == 1 and not isinstance(key[0], int) for key in ids]  # a `bind_id` without a number
+            flows = [NONE if invalid else numbers[key] for key, invalid in zip(ids, is_invalid, strict=True)]
             flow_of_key = np.array(flows, np.int64)
-            first = {number: key[0] for number, key in zip(flows[::-1], keys[::-1], strict=True)}
-            self.flow_ids = [first[number] for number in range(len(numbers))]
+            first_ids = {number: key[0] for number, key in zip(flows[::-1], keys[::-1], strict=True)}
+            self.flow_ids = [first_ids[number] for number in range(len(numbers))]
         row, key, hint = (np.array(column, np.int64) for column in self._flows)
         phase, is_bound = self.phase[row], hint >= _BOUND
         ways = np.where(phase == ord("s"), BEGINS, np.where(phase == ord("f"), ENDS, BEGINS | ENDS))
         binds = np.where((phase == ord("f")) & (hint == 0), NEXT, AROUND)
         ways, binds = np.where(is_bound, hint - _BOUND, ways), np.where(is_bound, AT_LAST, binds)
         flow, has_slice = flow_of_key[key], is_bound & ((phase == SLICE) | (phase == BEGIN))
-        chosen = np.flatnonzero((flow != NONE) & (ways > 0) & (has_slice | np.isin(phase, list(FLOW_PHASES))))
-        chosen = chosen[np.argsort(row[chosen], kind="stable")]
-        return EventFlows(*(column[chosen] for column in (row, flow, ways, binds)))
+        valid = np.flatnonzero((flow != NONE) & (ways > 0) & (has_slice | np.isin(phase, list(FLOW_PHASES))))
+        valid = valid[np.argsort(row[valid], kind="stable")]
+        return EventFlows(*(column[valid] for column in (row, flow, ways, binds)))
 
     def arg(self, name: str) -> Int64Array:
-        """Return an arg of each row, as a number or the number of its text; a slice has the args of its E too."""
+        """Return an arg of each row, as a number or the number of its text; a slice also has the args of its E."""
         if not any(name in names for names in self._args):
             return np.broadcast_to(np.int64(NONE), len(self))
         column = np.full(len(self), NONE, np.int64)
@@ -309,15 +311,15 @@ class EventTable:
     def notes(self) -> list[str]:
         """Return notes for the user: how many events are broken or are not shown."""
         kinds = {
-            "are no events: no object, or without a ph or a time; no track shows them": self.malformed,
-            "have no dur: here they are 0 ns long, and viewers drop them": len(self.without_duration),
+            "are malformed: not an object, or without a ph or a time; no track shows them": self.malformed,
+            "have no dur: modtrace shows them as 0 ns long, and viewers drop them": len(self.without_duration),
             "begin and never end (B without E): no track shows them": int(np.count_nonzero(self.phase == BEGIN)),
         }
         return [f"{count:,} of the profiler's events {problem}" for problem, count in kinds.items() if count]
 
 
 def _ordinary(event: Any) -> dict[str, Any]:
-    """Return an event as it would be written."""
+    """Return an event in the form of torch.profiler's events."""
     try:
         phase, args = event["ph"], event.get("args")
         if phase == "\0" or len(phase.encode("latin-1")) != 1:
@@ -345,7 +347,7 @@ _FLOW_ID_TYPES = {int, float, str}
 
 
 def _flow_id(value: int | float | str) -> int | float | str:
-    """Return the number by which viewers know a flow: they read text as hexadecimal; else it as it is."""
+    """Return the number by which viewers identify a flow; they read text as hexadecimal. Other ids stay as they are."""
     with contextlib.suppress(ValueError, OverflowError):
         return int(value, 16) if isinstance(value, str) else int(value)
     return value
@@ -359,20 +361,20 @@ def _numbers(values: list[Any]) -> "array[int]":
 
 
 class EventKinds(Numbering[tuple[Any, Any]]):
-    """The number of each category and name of events; `wanted_args` has the args that each kind is asked for."""
+    """The number of each category and name of events; `arg_names` lists the args to read per kind."""
 
-    def __init__(self, wanted_args: Callable[[Any, str], Sequence[str]]) -> None:
+    def __init__(self, arg_names: Callable[[Any, str], Sequence[str]]) -> None:
         super().__init__()
-        self.wanted_args: list[Sequence[str]] = []
-        self._ask = wanted_args
+        self.arg_names: list[Sequence[str]] = []
+        self._ask = arg_names
 
     def __missing__(self, kind: tuple[Any, Any]) -> int:
-        self.wanted_args.append(self._ask(kind[0], str(kind[1])))
+        self.arg_names.append(self._ask(kind[0], str(kind[1])))
         return super().__missing__(kind)
 
 
 class TrackNumbers(dict[tuple[Any, Any], int]):
-    """The number of a track by pid and tid as an event has them; `known` has each track once."""
+    """The number of each track, by pid and tid as an event has them; `known` contains each track once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -385,7 +387,7 @@ class TrackNumbers(dict[tuple[Any, Any], int]):
 
 
 def parse_id(value: Any) -> int | str:
-    """Return an id as a whole number of 64 bits or a text; 0 if there is none."""
+    """Return an id as an integer of 64 bits or a text; 0 for None."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -394,7 +396,7 @@ def parse_id(value: Any) -> int | str:
 
 
 def parse_microseconds(value: Any) -> float:
-    """Return a time, which may be text; raises ValueError or TypeError if it is none."""
+    """Return a time, which may be text; raises ValueError or TypeError if it is not a valid time."""
     number = float(value) if not isinstance(value, bool) else math.nan
     if not abs(number) < MAX_TIME_US:
         raise ValueError(value)

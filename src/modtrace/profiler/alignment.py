@@ -1,7 +1,7 @@
 """The alignment of a recording with a trace: offset and drift between their clocks.
 
-Sync marks, which are in both, give a first measure. The operators of the trace refine it: no call begins or ends while
-an operator runs, so the offset is where the fewest operators lie partly outside a call.
+Sync marks, which both contain, give a first guess. The operators of the trace refine it: no call begins or ends while
+an operator runs, so the best offset leaves the fewest operators partly outside a call.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,61 +19,61 @@ from .event_collector import ProfilerEvents
 from .recorded_part import runs_module_code, threads_of
 
 REACH_NS = 40_000
-"""The largest error of the first guess, ns."""
+"""Maximum error of the first guess in ns."""
 SHIFT_STEP_NS = 250
 SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
-"""The corrections of the guess that are tried, ns."""
-_WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
+"""Corrections of the guess in ns that are tried."""
+_MAX_WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
 _WINDOW_NS = 20_000_000
-"""The length of a window, ns, within the bounds on its number of edges."""
-_WINDOWS_AT_ONCE = 256
-"""The number of windows whose cuts are counted together: it bounds the memory."""
+"""Duration of a window in ns, if the number of its edges allows it."""
+_WINDOWS_PER_BLOCK = 256
+"""Number of windows whose cuts are counted together: it bounds the memory."""
 
 
 class OffsetBounds(NamedTuple):
     """Bounds on an offset, each at one moment; columns of equal length."""
 
-    time: Int64Array  # ns, of the recording's clock
-    low: Float64Array  # ns, the least offset; -inf where unknown
-    high: Float64Array  # ns, the greatest; inf where unknown; less than `low` where bounds contradict each other
+    time: Int64Array  # time of the recording's clock in ns
+    low: Float64Array  # minimum offset in ns; -inf if unknown
+    high: Float64Array  # maximum offset in ns; inf if unknown; below `low` if bounds contradict each other
 
     @classmethod
     def joined(cls, parts: Sequence["OffsetBounds"]) -> "OffsetBounds":
-        """Put bounds one after the other."""
+        """Return the concatenated bounds."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
     def middle(self) -> Float64Array:
-        """The offsets between `low` and `high`; those of bounds from `intersect` drift no faster than is allowed."""
+        """The offsets halfway between `low` and `high`; bounds from `intersect` keep their drift within its limit."""
         return (self.low + self.high) / 2
 
     @property
     def clock(self) -> ClockMap:
-        """The trace's clock by the middle; its error is bounded at the moments of the bounds."""
+        """The trace's clock by `middle`, with bounds on its error at the moments of the bounds."""
         return ClockMap.of_columns(self.time, self.middle, np.abs(self.high - self.low) / 2, "no rate")
 
 
 class CallEdges(NamedTuple):
     """Moments at which calls of one thread begin or end; columns of equal length, in time order."""
 
-    time: Int64Array  # ns, of the recording's clock
-    guess: Int64Array  # ns from the trace's base, their supposed places in the trace
+    time: Int64Array  # time of the recording's clock in ns
+    guess: Int64Array  # supposed time in the trace, in ns from its base
 
 
 def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> TimeIntervals:
-    """Return when a thread ran operators that call no module.
+    """Return the time in which a thread ran operators that call no module.
 
-    An operator that calls modules, such as a checkpoint's, has edges of calls deep inside it: the operators in it count
-    instead. Operators are in order, an outer one first, and edges are off by at most `margin` ns.
+    An operator that calls modules, such as a checkpoint's, has edges of calls deep inside: it is replaced by the
+    operators inside it. Operators are sorted, outer before inner; edges are accurate to `margin` ns.
     """
     has_inner = np.append(start[1:] < end[:-1], False)
-    calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
-    kept = (end > start) & ~(has_inner & calls)
-    return union_of(start[kept], end[kept])
+    has_calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
+    is_busy = (end > start) & ~(has_inner & has_calls)
+    return union_of(start[is_busy], end[is_busy])
 
 
 def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
-    """Return how far each moment is from the nearer edge of the operator it is in, ns; 0 if it is in none."""
+    """Return the distance in ns of each moment from the nearer edge of its operator; 0 outside operators."""
     if not len(busy.start):
         return np.zeros(len(time), np.int64)
     operator = np.searchsorted(busy.start, time, side="right") - 1
@@ -81,117 +81,117 @@ def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
     return depth
 
 
-def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array, most: Float64Array) -> Float64Array:
-    """Return for each edge the shift of its guess, in ns, with which the fewest operators around it are cut.
+def most_likely_shift(edges: CallEdges, busy: TimeIntervals, low: Float64Array, high: Float64Array) -> Float64Array:
+    """Return for each edge the shift of its guess in ns, from `low` to `high`, that cuts the fewest operators nearby.
 
-    It is the middle of the best possible shifts; among equally good ones, of those nearest to the shift before.
+    It is the middle of the best run of shifts; of equally good runs, the one nearest to the previous shift counts.
     """
-    since = (edges.time - edges.time[0]).astype(np.float64)
-    starts = _windows(edges.time)
-    center = np.add.reduceat(since, starts) / np.diff(np.append(starts, len(since)))
+    elapsed = (edges.time - edges.time[0]).astype(np.float64)
+    starts = _window_starts(edges.time)
+    center = np.add.reduceat(elapsed, starts) / np.diff(np.append(starts, len(elapsed)))
     shift = np.zeros(len(starts))
-    low = np.minimum.reduceat(least, starts) - SHIFT_STEP_NS
-    high = np.maximum.reduceat(most, starts) + SHIFT_STEP_NS
-    before = 0.0
-    for block in range(0, len(starts), _WINDOWS_AT_ONCE):
-        bounds = np.append(starts, len(since))[block : block + _WINDOWS_AT_ONCE + 1]
+    min_shift = np.minimum.reduceat(low, starts) - SHIFT_STEP_NS
+    max_shift = np.maximum.reduceat(high, starts) + SHIFT_STEP_NS
+    last_shift = 0.0
+    for block in range(0, len(starts), _WINDOWS_PER_BLOCK):
+        bounds = np.append(starts, len(elapsed))[block : block + _WINDOWS_PER_BLOCK + 1]
         window = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         cuts = _count_cuts(edges.guess[bounds[0] : bounds[-1]], window, busy)
         for index, count in enumerate(cuts):
-            possible = (low[block + index] <= SHIFTS) & (high[block + index] >= SHIFTS)
-            if possible.any():
-                count = np.where(possible, count, len(edges.time) + 1)
-            fewest = np.flatnonzero(count == count.min())
-            if len(fewest) < len(SHIFTS):
-                run = fewest - np.arange(len(fewest))
-                same = fewest[run == run[np.argmin(np.abs(SHIFTS[fewest] - before))]]
-                before = float(SHIFTS[same[0]] + SHIFTS[same[-1]]) / 2
-            shift[block + index] = before
-    edge_shift: Float64Array = np.interp(since, center, shift)
+            is_possible = (min_shift[block + index] <= SHIFTS) & (max_shift[block + index] >= SHIFTS)
+            if is_possible.any():
+                count = np.where(is_possible, count, len(edges.time) + 1)
+            best = np.flatnonzero(count == count.min())
+            if len(best) < len(SHIFTS):
+                run = best - np.arange(len(best))
+                best_run = best[run == run[np.argmin(np.abs(SHIFTS[best] - last_shift))]]
+                last_shift = float(SHIFTS[best_run[0]] + SHIFTS[best_run[-1]]) / 2
+            shift[block + index] = last_shift
+    edge_shift: Float64Array = np.interp(elapsed, center, shift)
     return edge_shift
 
 
 def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals, tolerance: float) -> OffsetBounds:
-    """Return the bounds that the gap around each edge gives, as corrections of the guess, in order.
+    """Return the bounds from the gap around each edge, as corrections of the guess, in order.
 
-    An edge deeper than `tolerance` ns in an operator bounds nothing; another one counts as beyond the nearer end.
+    An edge deeper than `tolerance` ns in an operator has no bounds; a shallower edge counts as beyond the nearer end.
     """
-    place = edges.guess + np.rint(shift).astype(np.int64)
-    after = np.searchsorted(busy.start, place, side="right")
-    # An operator with the edge inside is before it or after it, whichever is nearer.
-    last = np.maximum(after - 1, 0)
-    inside = (after > 0) & (place < busy.end[last])
-    nearer_start = place - busy.start[last] < busy.end[last] - place
-    after = np.where(inside & nearer_start, last, after)
-    low, high = np.full(len(place), -np.inf), np.full(len(place), np.inf)
-    follows, precedes = np.flatnonzero(after > 0), np.flatnonzero(after < len(busy.start))
-    low[follows] = busy.end[after[follows] - 1] - edges.guess[follows]
-    high[precedes] = busy.start[after[precedes]] - edges.guess[precedes]
-    deep = cut_depth(busy, place) > tolerance
-    low[deep], high[deep] = -np.inf, np.inf
+    time = edges.guess + np.rint(shift).astype(np.int64)
+    next_op = np.searchsorted(busy.start, time, side="right")
+    # An operator around the edge counts as before or after it, whichever is nearer.
+    last_op = np.maximum(next_op - 1, 0)
+    is_inside = (next_op > 0) & (time < busy.end[last_op])
+    is_near_start = time - busy.start[last_op] < busy.end[last_op] - time
+    next_op = np.where(is_inside & is_near_start, last_op, next_op)
+    low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
+    follows, precedes = np.flatnonzero(next_op > 0), np.flatnonzero(next_op < len(busy.start))
+    low[follows] = busy.end[next_op[follows] - 1] - edges.guess[follows]
+    high[precedes] = busy.start[next_op[precedes]] - edges.guess[precedes]
+    is_deep = cut_depth(busy, time) > tolerance
+    low[is_deep], high[is_deep] = -np.inf, np.inf
     return OffsetBounds(edges.time, low, high)
 
 
-def _windows(time: Int64Array) -> Int64Array:
-    """Return where the windows begin: each has enough edges to count, and is short."""
+def _window_starts(time: Int64Array) -> Int64Array:
+    """Return the first edge of each window; a window is short, but has enough edges to count."""
     starts = [0]
     while True:
-        begin = starts[-1]
-        soon = int(np.searchsorted(time, time[begin] + _WINDOW_NS))
-        begin = min(begin + _WINDOW_EDGES, max(begin + _MIN_WINDOW_EDGES, soon))
-        if begin + _MIN_WINDOW_EDGES > len(time):
+        start = starts[-1]
+        window_end = int(np.searchsorted(time, time[start] + _WINDOW_NS))
+        start = min(start + _MAX_WINDOW_EDGES, max(start + _MIN_WINDOW_EDGES, window_end))
+        if start + _MIN_WINDOW_EDGES > len(time):
             return np.array(starts, np.int64)
-        starts.append(begin)
+        starts.append(start)
 
 
 def _count_cuts(guess: Int64Array, window: Int64Array, busy: TimeIntervals) -> Int64Array:
-    """Return int64[windows, shifts]: how many edges are inside an operator at each of `SHIFTS`."""
+    """Return int64[windows, shifts]: the number of edges inside an operator at each of `SHIFTS`."""
     width = len(SHIFTS) + 1
     count = int(window[-1]) + 1
     change = np.zeros(count * width, np.int64)
-    # The operators within reach of each edge, one after another.
-    near = np.searchsorted(busy.end, guess - REACH_NS, side="right")
-    rows = np.flatnonzero(near < len(busy.start))
-    near = near[rows]
+    # Each pass of the loop handles the next operator within reach of each edge.
+    op = np.searchsorted(busy.end, guess - REACH_NS, side="right")
+    rows = np.flatnonzero(op < len(busy.start))
+    op = op[rows]
     while len(rows):
-        distance = busy.start[near] - guess[rows]
-        within = distance < REACH_NS
-        rows, near, distance = rows[within], near[within], distance[within]
+        distance = busy.start[op] - guess[rows]
+        is_near = distance < REACH_NS
+        rows, op, distance = rows[is_near], op[is_near], distance[is_near]
         if not len(rows):
             break
-        # A moment at which an operator begins or ends is not inside.
+        # The start and the end of an operator are not inside it.
         first = np.maximum((distance + REACH_NS) // SHIFT_STEP_NS + 1, 0)
-        end = -(-(busy.end[near] - guess[rows] + REACH_NS) // SHIFT_STEP_NS)
+        end = -(-(busy.end[op] - guess[rows] + REACH_NS) // SHIFT_STEP_NS)
         end = np.maximum(first, np.minimum(end, len(SHIFTS)))
         np.add.at(change, window[rows] * width + first, 1)
         np.subtract.at(change, window[rows] * width + end, 1)
-        near = near + 1
-        more = near < len(busy.start)
-        rows, near = rows[more], near[more]
+        op = op + 1
+        has_next = op < len(busy.start)
+        rows, op = rows[has_next], op[has_next]
     cuts: Int64Array = np.cumsum(change.reshape(count, width), axis=1)[:, :-1]
     return cuts
 
 
 _DRIFT_LIMIT = 500e-6
-"""The fastest change of the offset, ns per ns: a kernel slews its wall clock by no more."""
+"""Maximum change of the offset in ns per ns: a kernel does not slew its wall clock faster."""
 _CLOCK_NOISE_NS = 50.0
 _LINE_NS = 1 << 40
-"""The distance of the two moments that define a line, ns."""
+"""Distance in ns of the two moments that define a line."""
 _SAME_RUN_NS = 10_000_000_000
-"""The largest distance of a mark and its slice, ns: marks of other runs have the same names."""
+"""Maximum distance of a mark and its slice in ns: marks of other runs have the same names."""
 _PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
-"""For each pass the largest error of the guess, and the largest depth of an edge in an operator that counts, ns."""
-_AROUND_NS = 1_000_000
+"""For each pass, the maximum error of the guess and the maximum depth of a usable edge in an operator, both in ns."""
+_OP_MARGIN_NS = 1_000_000
 
 
 def intersect(bounds: OffsetBounds) -> OffsetBounds | None:
-    """Return the offsets that all bounds allow a clock of limited drift; None without bounds on both sides.
+    """Return the offsets that satisfy all bounds, for a clock of limited drift; None without bounds on both sides.
 
-    A bound at one moment holds at every other, widened by what the clock may drift until then. So the greatest of all
-    such lower bounds and the least of all such upper bounds are exactly the edges of what is possible.
+    A bound at one moment holds at every other moment, widened by the maximum drift between them. So the maximum of the
+    lower bounds and the minimum of the upper bounds, all widened, are exactly the limits of the possible offsets.
 
     Returns:
-        The band at the moments of the bounds, each once and in order; for a drift of 500 ppm at most.
+        The band at the distinct moments of the bounds, in order, for a drift of up to 500 ppm.
 
     Example:
         >>> band = intersect(OffsetBounds(np.array([0, 1000]), np.array([2.0, -np.inf]), np.array([np.inf, 4.0])))
@@ -200,38 +200,38 @@ def intersect(bounds: OffsetBounds) -> OffsetBounds | None:
     """
     if not np.isfinite(bounds.low).any() or not np.isfinite(bounds.high).any():
         return None
-    time, place = np.unique(bounds.time, return_inverse=True)
+    time, index = np.unique(bounds.time, return_inverse=True)
     low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
-    np.maximum.at(low, place, bounds.low)
-    np.minimum.at(high, place, bounds.high)
+    np.maximum.at(low, index, bounds.low)
+    np.minimum.at(high, index, bounds.high)
     drift = _DRIFT_LIMIT * (time - time[0])
-    return OffsetBounds(time, _greatest(low, drift), -_greatest(-high, drift))
+    return OffsetBounds(time, _max_lower_bound(low, drift), -_max_lower_bound(-high, drift))
 
 
 class ClockLine(NamedTuple):
     """A trace's clock that runs evenly against the recording's."""
 
-    center_ns: int = 0  # Unix nanoseconds of the recording at which the offset is meant
-    offset_ns: float = 0.0  # how much the trace's clock is ahead
-    drift: float = 0.0  # by how much that grows, nanoseconds per nanosecond
+    center_ns: int = 0  # time of the recording in Unix ns at which `offset_ns` applies
+    offset_ns: float = 0.0  # trace's clock minus the recording's clock, in ns
+    drift: float = 0.0  # growth of the offset in ns per ns
 
     @property
     def clock(self) -> ClockMap:
         """The trace's clock."""
-        further = Reading(self.center_ns + _LINE_NS, self.offset_ns + self.drift * _LINE_NS)
-        return ClockMap([Reading(self.center_ns, self.offset_ns), further], "mean rate")
+        end = Reading(self.center_ns + _LINE_NS, self.offset_ns + self.drift * _LINE_NS)
+        return ClockMap([Reading(self.center_ns, self.offset_ns), end], "mean rate")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorFit:
-    """The offset as the operators of a trace show it."""
+    """The offset determined from the operators of a trace."""
 
-    band: OffsetBounds  # the offsets that are possible
-    operators: int  # whose begin and end it rests on
-    left_out: int  # edges of calls that lie inside an operator whatever the offset; they do not count
-    contradicted: int  # edges at which no offset suits all operators around
-    typical_ns: float  # half of what the band is wide, by median
-    bound_ns: float  # half of what it is wide where that is most
+    band: OffsetBounds  # the possible offsets
+    operators: int  # number of operators used
+    left_out: int  # number of unused call edges: inside an operator with every offset
+    contradicted: int  # number of edges at which no offset fits all operators nearby
+    typical_ns: float  # median of half the band's width
+    bound_ns: float  # maximum of half the band's width
 
     def metadata(self) -> dict[str, Any]:
         """Return the JSON values in a trace's metadata."""
@@ -240,29 +240,29 @@ class OperatorFit:
 
     def __str__(self) -> str:
         bound, typical = f"±{self.bound_ns / 1000:.1f} µs", f"±{self.typical_ns / 1000:.1f} µs"
-        about = f"aligned to about {bound}, typically {typical}, by {self.operators} operators"
-        # Where bounds contradict each other, one of them at least was taken from the wrong gap.
-        return f"{about}; {self.contradicted} edges of calls suit no offset" if self.contradicted else about
+        text = f"aligned to about {bound}, typically {typical}, by {self.operators} operators"
+        # If bounds contradict each other, at least one of them comes from the wrong gap.
+        return f"{text}; {self.contradicted} edges of calls suit no offset" if self.contradicted else text
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """The offset between the clocks of recording and trace, and how exact it is."""
+    """The offset between the clocks of recording and trace, and its accuracy."""
 
     method: str  # "sync marks" or "wall clock"
     base_ns: int  # Unix nanoseconds of the trace's time 0
-    line: ClockLine  # the trace's clock against the recording's, but for what operators show
-    marks: int = 0  # sync marks that both files hold
+    line: ClockLine  # the trace's clock against the recording's, without the refinement by operators
+    marks: int = 0  # number of sync marks that both files contain
     residual_ns: float | None = None  # median distance of the marks from the fit; None without marks
-    worst_ns: float | None = None  # the greatest distance; None without marks
-    # Half the time that a mark took, by median: what the marks cannot tell apart; None without marks.
+    worst_ns: float | None = None  # maximum distance; None without marks
+    # Half the median duration of a mark, which limits the accuracy; None without marks.
     bound_ns: float | None = None
-    note: str = ""  # what the user should know
-    # The offset as operators show it, instead of the line; None if none were asked.
+    note: str = ""  # note for the user
+    # The offset determined from operators, which replaces the line; None if operators were not used.
     operators: OperatorFit | None = None
 
     def to_trace(self, unix_ns: Int64Array) -> Int64Array:
-        """Convert times of the recording to nanoseconds from the trace's base; never reverses two of them."""
+        """Convert times of the recording to nanoseconds from the trace's base, without changing their order."""
         return self._clock.to_other(unix_ns) - self.base_ns
 
     @cached_property
@@ -294,8 +294,8 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
 def align_by_wall_clock(base_ns: int) -> Alignment:
     """Return the alignment of a profiler and a recording that read the same wall clock."""
     note = (
-        "no sync mark is in both files; the clocks usually agree within 10 µs: if they are more than 40 µs apart, as "
-        "on another machine, the times are wrong"
+        "no sync mark is in both files; the clocks usually agree within 10 µs: if they are more than 40 µs apart, "
+        "such as on another machine, the times are wrong"
     )
     return Alignment("wall clock", base_ns, ClockLine(), note=note)
 
@@ -303,7 +303,7 @@ def align_by_wall_clock(base_ns: int) -> Alignment:
 def align_by_sync_marks(
     marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int
 ) -> Alignment:
-    """Fit offset and drift from the sync marks, each in a slice of its name; by the wall clock where both have none."""
+    """Fit offset and drift to the sync marks, each in a slice of its name; without common marks use the wall clock."""
     pairs = _pairs(marks, syncs, base_ns)
     if not len(pairs):
         return align_by_wall_clock(base_ns)
@@ -316,7 +316,7 @@ def align_by_sync_marks(
 
 
 def refine_by_operators(alignment: Alignment, timeline: Timeline, events: ProfilerEvents) -> Alignment:
-    """Refine an alignment, off by at most `REACH_NS`, by the trace's operators; if none runs in a call it stays."""
+    """Refine an alignment, correct within `REACH_NS`, by the trace's operators; it stays if none runs in a call."""
     shared = list(_shared_threads(timeline, events))
     if not shared:
         return alignment
@@ -325,54 +325,54 @@ def refine_by_operators(alignment: Alignment, timeline: Timeline, events: Profil
     refined = alignment
     for margin, tolerance in _PASSES:
         parts = [marks]
-        operators = cut = 0
+        operators = unused_edges = 0
         for all_edges, start, end in shared:
             guess = refined.to_trace(all_edges)
-            near = (guess > int(start.min()) - _AROUND_NS) & (guess < int(end.max()) + _AROUND_NS)
-            edges = CallEdges(all_edges[near], guess[near])
+            is_near = (guess > int(start.min()) - _OP_MARGIN_NS) & (guess < int(end.max()) + _OP_MARGIN_NS)
+            edges = CallEdges(all_edges[is_near], guess[is_near])
             busy = busy_intervals(start, end, np.sort(edges.guess), margin)
             if not len(edges.time) or not len(busy.start):
                 continue
             # Shifts and bounds are corrections of this guess of the offset.
-            guessed = (edges.guess + alignment.base_ns - edges.time).astype(np.float64)
-            least, most = _within_marks(marks, edges.time)
-            shift = most_likely_shift(edges, busy, least - guessed, most - guessed)
+            offset = (edges.guess + alignment.base_ns - edges.time).astype(np.float64)
+            mark_low, mark_high = _mark_bounds(marks, edges.time)
+            shift = most_likely_shift(edges, busy, mark_low - offset, mark_high - offset)
             bounds = bounds_from_gaps(edges, shift, busy, tolerance)
-            low, high = bounds.low + guessed, bounds.high + guessed
+            low, high = bounds.low + offset, bounds.high + offset
             # The slice of a mark is certain, the gap of an edge only likely.
-            agrees = (low <= most) & (high >= least) & (np.isfinite(low) | np.isfinite(high))
+            agrees = (low <= mark_high) & (high >= mark_low) & (np.isfinite(low) | np.isfinite(high))
             parts.append(OffsetBounds(bounds.time[agrees], low[agrees], high[agrees]))
             operators += len(start)
-            cut += int(np.count_nonzero(~agrees))
+            unused_edges += int(np.count_nonzero(~agrees))
         if not operators:
             return alignment
         band = intersect(OffsetBounds.joined(parts))
         if band is None:
             return alignment
-        half = (band.high - band.low) / 2
-        contradicted = int(np.count_nonzero(half < 0))
-        widths = float(np.median(np.abs(half))), float(np.abs(half).max())
-        refined = replace(alignment, operators=OperatorFit(band, operators, cut, contradicted, *widths))
+        half_width = (band.high - band.low) / 2
+        contradicted = int(np.count_nonzero(half_width < 0))
+        errors = float(np.median(np.abs(half_width))), float(np.abs(half_width).max())
+        refined = replace(alignment, operators=OperatorFit(band, operators, unused_edges, contradicted, *errors))
     return refined
 
 
 def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Int64Array:
-    """Return int64[n, 3]: the mark's time, and the least and the greatest offset that it allows; in time order."""
+    """Return int64[n, 3]: time of the mark, and minimum and maximum offset that it allows; in time order."""
     rows: list[tuple[int, int, int]] = []
     for mark in marks:
         if mark.kind != "sync" or not syncs.get(mark.text):
             continue
         expected = mark.time_ns - base_ns
-        # Numbers start again with each recording; then the nearest is meant.
-        begin, end = min(syncs[mark.text], key=lambda interval: abs(interval[0] - expected))
-        if abs(begin - expected) > _SAME_RUN_NS:
+        # Each recording numbers its marks from the start, so a name may have several slices: the nearest counts.
+        start, end = min(syncs[mark.text], key=lambda interval: abs(interval[0] - expected))
+        if abs(start - expected) > _SAME_RUN_NS:
             continue
-        rows.append((mark.time_ns, begin - expected, end - expected))
+        rows.append((mark.time_ns, start - expected, end - expected))
     return np.array(sorted(rows), np.int64).reshape(-1, 3)
 
 
 def _fit(time: Int64Array, middle: Float64Array, half: Float64Array) -> ClockLine:
-    """Fit a line; a mark counts by how sharp it is, and a slope only where it stands out of the noise."""
+    """Fit a line; the weight of a mark is its accuracy, and a slope counts only if it exceeds the noise."""
     weight = 1.0 / (half + _CLOCK_NOISE_NS) ** 2
     origin = int(time[0])
     x = (time - origin).astype(np.float64)
@@ -382,49 +382,49 @@ def _fit(time: Int64Array, middle: Float64Array, half: Float64Array) -> ClockLin
     spread = float(np.sum(weight * (x - center) ** 2))
     if len(time) >= 3 and spread > 0:
         slope = float(np.sum(weight * (x - center) * (middle - offset))) / spread
-        rest = middle - offset - slope * (x - center)
-        error = float(np.sqrt(np.sum(weight * rest**2) / (len(time) - 2) / spread))
+        residuals = middle - offset - slope * (x - center)
+        error = float(np.sqrt(np.sum(weight * residuals**2) / (len(time) - 2) / spread))
         if abs(slope) > 2 * error and abs(slope) < MAX_RATE:
             drift = slope
     return ClockLine(origin + round(center), offset, drift)
 
 
-def _greatest(low: Float64Array, drift: Float64Array) -> Float64Array:
-    """Return the greatest of all bounds at each moment; each falls to both sides as fast as `drift` grows."""
-    before: Float64Array = np.maximum.accumulate(low + drift) - drift
-    after: Float64Array = np.maximum.accumulate((low - drift)[::-1])[::-1] + drift
-    return np.maximum(before, after)
+def _max_lower_bound(low: Float64Array, drift: Float64Array) -> Float64Array:
+    """Return the maximum of all lower bounds at each moment; each bound decreases on both sides as `drift` grows."""
+    from_left: Float64Array = np.maximum.accumulate(low + drift) - drift
+    from_right: Float64Array = np.maximum.accumulate((low - drift)[::-1])[::-1] + drift
+    return np.maximum(from_left, from_right)
 
 
-def _within_marks(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, Float64Array]:
-    """Return the least and the greatest offset at each moment that the sync marks allow."""
-    nothing = np.full(len(time), np.inf)
-    asked = OffsetBounds(time, -nothing, nothing)
-    band = intersect(OffsetBounds.joined([marks, asked]))
+def _mark_bounds(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, Float64Array]:
+    """Return the minimum and the maximum offset that the sync marks allow at each moment."""
+    infinity = np.full(len(time), np.inf)
+    unbounded = OffsetBounds(time, -infinity, infinity)
+    band = intersect(OffsetBounds.joined([marks, unbounded]))
     if band is None:
-        return -nothing, nothing
-    moment = np.searchsorted(band.time, time)
-    low, high = band.low[moment], band.high[moment]
+        return -infinity, infinity
+    index = np.searchsorted(band.time, time)
+    low, high = band.low[index], band.high[index]
     return np.where(low <= high, low, -np.inf), np.where(low <= high, high, np.inf)
 
 
 def _shared_threads(timeline: Timeline, events: ProfilerEvents) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
     """Yield calls and operators of each thread that has both.
 
-    The edges of its calls, ns of the recording's clock, ascending; start and end of its operators, ns from the trace's
-    base, ascending and an outer one first.
+    The edges of its calls are in ns of the recording's clock, ascending. Start and end of its operators are in ns from
+    the trace's base, ascending, outer before inner.
     """
     columns = timeline.columns
     thread_of_span = threads_of(timeline)
-    chosen = runs_module_code(columns) & columns.complete
+    is_call = runs_module_code(columns) & columns.complete
     tables = events.ops, events.plain_ops
     track, start, end = (np.concatenate([getattr(ops, name) for ops in tables]) for name in ("track", "start", "end"))
     thread_of_op = events.threads[track]
-    for thread in np.unique(thread_of_span[chosen]).tolist():
-        running = thread_of_op == thread
-        if running.any():
-            spans = chosen & (thread_of_span == thread)
+    for thread in np.unique(thread_of_span[is_call]).tolist():
+        ops = thread_of_op == thread
+        if ops.any():
+            spans = is_call & (thread_of_span == thread)
             edges = np.sort(np.concatenate([columns.start[spans], columns.end[spans]]))
-            begins, ends = start[running], end[running]
-            order = np.lexsort((-ends, begins))
-            yield edges, begins[order], ends[order]
+            starts, ends = start[ops], end[ops]
+            order = np.lexsort((-ends, starts))
+            yield edges, starts[order], ends[order]

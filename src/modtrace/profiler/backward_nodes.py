@@ -262,7 +262,7 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
     flows, threads = events.flows, events.threads
     node = nodes.innermost.on_threads(flows.track, flows.start)
     ids = np.where(node >= 0, nodes.rows.forward_thread[node], -1)
-    for thread_id, track in zip(ids.tolist(), flows.begin_track.tolist(), strict=True):
+    for thread_id, track in zip(ids.tolist(), flows.start_track.tolist(), strict=True):
         if thread_id >= 0:
             votes.setdefault(thread_id, Counter())[track] += 1
     for thread_id in np.unique(nodes.rows.forward_thread[nodes.rows.sequence >= 0]).tolist():

@@ -1,8 +1,8 @@
-"""The slices of a profiler trace that attribution needs: columns for each kind, taken from the table of its events.
+"""The slices of a profiler trace that attribution needs, as columns per kind, selected from the table of its events.
 
-The category and the name of an event say its kind; those of old versions of torch.profiler are known too.
-Times are integer nanoseconds from the trace's own base. They are read as doubles, as every reader of JSON does.
-Traces of before torch 2.4 count from 1970: their times come in steps of 250 ns.
+The category and the name of an event determine its kind; those of old versions of torch.profiler are known too.
+Times are integer nanoseconds from the trace's own base. As in every reader of JSON, they are read as doubles.
+Traces from before torch 2.4 count from 1970, so their times are multiples of 250 ns.
 """
 
 import re
@@ -31,28 +31,28 @@ class ApiCall(IntEnum):
 class EventColumns:
     """Slices of one kind; int64 columns of equal length.
 
-    A kind has some of the columns after `duration`; -1 where a slice has no value.
+    A kind has only those columns after `duration` that apply to it; -1 marks a slice without a value.
     """
 
     track: Int64Array  # index into `ProfilerEvents.tracks`
     start: Int64Array  # ns from the base
     duration: Int64Array  # ns
-    # Index into `names`; of a collective, and of GPU work that communicates, into `ProfilerEvents.collective_names`.
-    # -1 for GPU work whose name is no collective's.
+    # Index into `names`; for collectives and for GPU work, into `ProfilerEvents.collective_names`: -1 for GPU work
+    # that does not communicate.
     name: Int64Array
-    sequence: Int64Array  # the sequence number of an operation, or of the operation that made a node
-    forward_thread: Int64Array  # of a node: the autograd id of the thread of that operation
+    sequence: Int64Array  # sequence number of an operation, or of the operation that made a node
+    forward_thread: Int64Array  # nodes: autograd's id of the thread that ran the operation
     api: Int64Array  # an `ApiCall`
-    correlation: Int64Array  # the id that a launch and what it launched have in common
-    external: Int64Array  # the `External id`, which both have too
-    work: Int64Array  # of GPU work: 0 of a kernel, 1 of a memcpy, 2 of a memset
-    graph: Int64Array  # of GPU work in a graph: the graph's id
-    node: Int64Array  # of GPU work in a graph: the id of its node
-    phase: Int64Array  # of a module's call: index into `PHASES`
-    call: Int64Array  # which call of the module
-    step: Int64Array  # which step it was in; the number of a `ProfilerStep#`
-    is_operator: Int64Array  # 1 for an operator of c10d, which does more than to launch a collective, else 0
-    begin_track: Int64Array  # of an arrow, which is where a node begins: the track of the forward thread
+    correlation: Int64Array  # id shared by a launch and the work that it launched
+    external: Int64Array  # the `External id`, which both share too
+    work: Int64Array  # GPU work: 0 for a kernel, 1 for a memcpy, 2 for a memset
+    graph: Int64Array  # GPU work in a graph: the graph's id
+    node: Int64Array  # GPU work in a graph: the id of its node
+    phase: Int64Array  # calls of modules: index into `PHASES`
+    call: Int64Array  # number of the call among those of its module
+    step: Int64Array  # number of its training step, or of a `ProfilerStep#`
+    is_operator: Int64Array  # 1 for an operator of c10d, which does more than launch a collective, 0 for a range
+    start_track: Int64Array  # arrows: track of the forward thread; the arrow itself is at the start of a node
     names: Sequence[Any]
 
     def __init__(
@@ -87,49 +87,49 @@ class ProfilerEvents:
     tracks: list[TrackKey]  # pid and tid of each track that has slices
     thread_names: dict[TrackKey, str]  # names by pid and tid
     process_names: dict[int | str, str]  # names by pid
-    sort_indexes: dict[TrackKey, int]  # where a viewer sorts the rows of threads and streams, by pid and tid
-    ops: EventColumns  # forward operations with a sequence number: their gradient was asked for
-    plain_ops: EventColumns  # operations without one: nothing asked for their gradient, or autograd called them
+    sort_indexes: dict[TrackKey, int]  # sort index of the rows of threads and streams in a viewer, by pid and tid
+    ops: EventColumns  # forward operations with a sequence number: autograd recorded them
+    plain_ops: EventColumns  # operations without one: autograd did not record them, or called them
     nodes: EventColumns  # autograd nodes that ran: slices called `autograd::engine::evaluate_function`
     launches: EventColumns  # calls of the GPU's runtime or driver that may have launched work
-    captures: EventColumns  # those that begin and end the capture of a graph
-    work: EventColumns  # what GPUs did: kernels, memcpys and memsets
+    captures: EventColumns  # calls of the runtime or driver that begin and end the capture of a graph
+    work: EventColumns  # kernels, memcpys and memsets of GPUs
     collectives: EventColumns  # slices of the CPU in which a collective is launched
     cpu_collectives: EventColumns  # collectives that a thread of the CPU runs
-    collective_names: list[str]  # names of these (`all_reduce`)
-    regions: EventColumns  # ranges of `record_function` and the like
-    modules: EventColumns  # `nn.Module:` slices; their names are what follows that
-    # Slices whose args say which call of a module they are, as modtrace writes them; `names` has a `Name` of each.
+    collective_names: list[str]  # kinds of collectives (`all_reduce`)
+    regions: EventColumns  # ranges of `record_function` and other annotations
+    modules: EventColumns  # `nn.Module:` slices, named by the text after this prefix
+    # Slices of modtrace, whose args identify the call of a module; `names` has a `Name` of each.
     calls: EventColumns
-    graph_calls: EventColumns  # calls of graphs that Inductor compiled, by the key of the cache
-    graph_ops: EventColumns  # all operators, if there is such a call
+    graph_calls: EventColumns  # calls of graphs that Inductor compiled, named by the key of the cache
+    graph_ops: EventColumns  # all operators, if the trace has calls of compiled graphs
     steps: EventColumns  # the profiler's steps, by start: `ProfilerStep#` ranges of the CPU
     # Start and end in ns from the base, by the sync mark's name; a name may occur more than once.
     syncs: dict[str, list[tuple[int, int]]]
-    flows: EventColumns  # forward-backward arrows: where the backward node begins
-    first: int  # ns from the base where the slices begin; `first > last` where there is none
-    last: int  # where they end
-    # Start and end, in ns from the base, of what was profiled; None if the trace does not say.
+    flows: EventColumns  # forward-backward arrows, each at the start of its backward node
+    first: int  # start of the first slice in ns from the base; `first > last` without slices
+    last: int  # end of the last slice in ns from the base
+    # Start and end of the profiled time in ns from the base; None if the trace does not have them.
     window: tuple[int, int] | None
     cpu_pids: dict[int | str, int]  # number of CPU slices by pid
     tids: frozenset[int]  # all thread ids that are numbers
-    malformed: int  # events that are not one: no object, without what every event has, or at no time
+    malformed: int  # number of malformed events: not an object, without a required field, or without a usable time
     total: int  # number of events
-    # The OS thread of each track, as the timeline of its modules has it; -1 for other processes and for devices.
+    # The OS thread id of each track in the timeline of its modules; -1 for other processes and for devices.
     threads: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def of_process(self, pid: int | str) -> "ProfilerEvents":
-        """Return these without what threads of other processes did; what devices did stays."""
-        is_chosen = np.array([track_pid == pid for track_pid, _ in self.tracks], np.bool_)
+        """Return the events without those on threads of other processes; the work of devices stays."""
+        is_of_process = np.array([track_pid == pid for track_pid, _ in self.tracks], np.bool_)
         tables: dict[str, Any] = {
-            name: rows.take(is_chosen[rows.track])
+            name: rows.take(is_of_process[rows.track])
             for name, rows in vars(self).items()
             if isinstance(rows, EventColumns) and name != "work"
         }
         return replace(self, **tables)
 
     def with_threads_of(self, pid: int | str) -> "ProfilerEvents":
-        """Return these with the threads of one process."""
+        """Return the events with `threads` set for one process."""
         tids = [tid if track_pid == pid and isinstance(tid, int) else -1 for track_pid, tid in self.tracks]
         return replace(self, threads=np.array(tids or [-1], np.int64))
 
@@ -146,9 +146,9 @@ GRAPH_CALL = "## Call CompiledFxGraph "
 C10D, PARAM_COMMS = "c10d::", "record_param_comms"
 
 KERNEL, MEMCPY, MEMSET, CPU_OP, ANNOTATION, PYTHON, RUNTIME, WINDOW, OTHER = range(9)
-"""Kinds of slices by their categories; the first three are work of a GPU."""
+"""Kinds of slices by category; the first three are work of a GPU."""
 _NODE, _SYNC, _STEP, _COLLECTIVE, _COLLECTIVE_OP, _CPU_COLLECTIVE, _MODULE, _CALL = range(OTHER + 1, OTHER + 9)
-"""Kinds of slices of the CPU that their names tell."""
+"""Kinds of CPU slices, recognized by their names."""
 
 _SLICE_KINDS: dict[object, int] = {
     "kernel": KERNEL,
@@ -186,53 +186,53 @@ _COLLECTIVES = (
 )
 UNNAMED_COLLECTIVE = "collective"
 """The name of a collective whose kind is not known."""
-_LATEST = 1 << 62
+_LATEST_NS = 1 << 62
 
 
-_NUMBERS = (
+_NUMBER_ARGS = (
     *("Sequence number", "Fwd thread id", "correlation", "External id"),
     *("graph id", "graph node id", "call", "step"),
 )
-_TEXTS = ("Collective name", "fqn", "module_class")
-_WANTED = {
-    **dict.fromkeys((KERNEL, MEMCPY, MEMSET), (*_NUMBERS[2:6], "Collective name")),
-    **dict.fromkeys((CPU_OP, ANNOTATION, _NODE), _NUMBERS[:2]),
+_TEXT_ARGS = ("Collective name", "fqn", "module_class")
+_ARGS_BY_KIND = {
+    **dict.fromkeys((KERNEL, MEMCPY, MEMSET), (*_NUMBER_ARGS[2:6], "Collective name")),
+    **dict.fromkeys((CPU_OP, ANNOTATION, _NODE), _NUMBER_ARGS[:2]),
     **dict.fromkeys((_COLLECTIVE, _COLLECTIVE_OP, _CPU_COLLECTIVE), ("Collective name",)),
-    RUNTIME: _NUMBERS[2:4],
+    RUNTIME: _NUMBER_ARGS[2:4],
     _CALL: ("call", "step", "fqn", "module_class"),
 }
 _AUTOGRAD_ARROWS = "fwdbwd"
 
 
 class EventCollector(EventTable):
-    """The table of a profiler's events, with what attribution needs; perhaps with all arrows, not only autograd's."""
+    """The table of a profiler's events, with the args that attribution needs; arrows are autograd's, or all arrows."""
 
-    TEXT_ARGS = frozenset(_TEXTS)
+    TEXT_ARGS = frozenset(_TEXT_ARGS)
 
     def __init__(self, *, all_arrows: bool = False) -> None:
         super().__init__()
-        self.wanted_arrows = None if all_arrows else (_AUTOGRAD_ARROWS,)
+        self.arrow_categories = None if all_arrows else (_AUTOGRAD_ARROWS,)
         self._unusable = 0
 
-    def wanted_args(self, category: object, name: str) -> Sequence[str]:
-        """Return which args say more of an event of a category and name; an E has none."""
-        return _WANTED.get(_kind(name, category), ()) if category is not None else (*_NUMBERS, *_TEXTS)
+    def arg_names(self, category: object, name: str) -> Sequence[str]:
+        """Return the names of the args to read from events of a category and name; an E has no category."""
+        return _ARGS_BY_KIND.get(_kind(name, category), ()) if category is not None else (*_NUMBER_ARGS, *_TEXT_ARGS)
 
     def events(self) -> ProfilerEvents:
         """Return the columns of each kind of slices, once all events were added."""
         kind = self._kinds_of_slices()
-        args = {name: self.arg(name) for name in (*_NUMBERS, *_TEXTS)}
-        of_processes = self._tables_of_processes(kind, args)
+        args = {name: self.arg(name) for name in (*_NUMBER_ARGS, *_TEXT_ARGS)}
+        cpu_tables = self._cpu_tables(kind, args)
         calls_graph = self._by_kind(lambda _, name: name.startswith(GRAPH_CALL)) == 1
         is_op, is_graph_call = kind == CPU_OP, calls_graph & ((kind == CPU_OP) | (kind == ANNOTATION))
         graph_calls = self._named(is_graph_call, lambda name: name[len(GRAPH_CALL) :].removesuffix(" ##"))
         windows = self._rows(kind == WINDOW)
-        covered = np.flatnonzero((kind != NONE) & (kind != WINDOW))
-        begins = self.start_ns(covered)
+        slice_rows = np.flatnonzero((kind != NONE) & (kind != WINDOW))
+        starts = self.start_ns(slice_rows)
         api_calls = self._rows(kind == RUNTIME, api=self._by(api_call))
         steps = self._rows(kind == _STEP, step=self._by(lambda name: int(name[len(STEP) :])))
         return ProfilerEvents(
-            **of_processes,
+            **cpu_tables,
             **self._device_work(kind, args),
             captures=api_calls.take(api_calls.api >= ApiCall.CAPTURE_BEGIN),
             graph_calls=graph_calls,
@@ -244,17 +244,17 @@ class EventCollector(EventTable):
             sort_indexes=self.sort_indexes,
             syncs=self._sync_times(kind == _SYNC),
             flows=self._arrows(),
-            first=int(begins.min(initial=_LATEST)),
-            last=int((begins + self.duration_ns(covered)).max(initial=0)),
+            first=int(starts.min(initial=_LATEST_NS)),
+            last=int((starts + self.duration_ns(slice_rows)).max(initial=0)),
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
-            cpu_pids=self._cpu_pids(of_processes.values()),
+            cpu_pids=self._cpu_pids(cpu_tables.values()),
             tids=frozenset(self.tids | {tid for _, tid in self.tracks.known if isinstance(tid, int)}),
             malformed=self.malformed + self._unusable,
             total=len(self),
         )
 
     def _kinds_of_slices(self) -> Int64Array:
-        """Return the kind of each event that is a slice and ran, else -1."""
+        """Return the kind of each event, or -1 if it is not a slice or never ran."""
         kind = np.where(self.phase == SLICE, self._by_kind(lambda category, name: _kind(name, category)), NONE)
         kind[(kind == _CALL) & (self.arg("fqn") == NONE)] = OTHER
         is_early = (kind != NONE) & (kind != _CALL) & (self.start <= 0)  # the profiler has events at 0 that never ran
@@ -262,9 +262,9 @@ class EventCollector(EventTable):
         kind[is_early] = NONE
         return kind
 
-    def _tables_of_processes(self, kind: Int64Array, args: Mapping[str, Int64Array]) -> dict[str, Any]:
-        """Return the fields of `ProfilerEvents` for slices that only a process has, and no device."""
-        sequence, forward_thread, correlation = (args[name] for name in _NUMBERS[:3])
+    def _cpu_tables(self, kind: Int64Array, args: Mapping[str, Int64Array]) -> dict[str, Any]:
+        """Return the fields of `ProfilerEvents` for slices of processes, not of devices."""
+        sequence, forward_thread, correlation = (args[name] for name in _NUMBER_ARGS[:3])
         has_sequence, is_op = sequence != NONE, kind == CPU_OP
         made_nodes = is_op & has_sequence & np.isin(forward_thread, (NONE, 0))
         is_launch = (kind == RUNTIME) & (correlation != NONE)
@@ -307,7 +307,7 @@ class EventCollector(EventTable):
         ids = {
             "correlation": np.maximum(args["correlation"], NONE),
             "external": np.maximum(args["External id"], NONE),
-            "graph": np.where(graph > 0, graph, NONE),  # 0 is no graph, and no node
+            "graph": np.where(graph > 0, graph, NONE),  # 0: not in a graph
             "node": np.where(node > 0, node, NONE),
         }
         return {
@@ -318,56 +318,56 @@ class EventCollector(EventTable):
         }
 
     def _by_kind(self, describe: Callable[[Any, str], int]) -> Int64Array:
-        """Return a number for each event, which `describe` makes of its category and name."""
+        """Return the number that `describe` computes from the category and name of each event."""
         return np.array([describe(category, str(name)) for category, name in self.kinds] or [0], np.int64)[self.kind]
 
     def _by(self, describe: Callable[..., int], *texts: Int64Array) -> Callable[[Int64Array], Int64Array]:
-        """Return what returns a value for some rows; `describe` makes one of each different name and texts."""
+        """Return a function that maps rows to values; `describe` is called once per distinct (name, texts)."""
         names, text_of = [name for _, name in self.kinds], [*self.texts, None]
 
         def values(rows: Int64Array) -> Int64Array:
             key = self.kind[rows].astype(np.int64)
             for numbers in texts:
                 key = key * len(text_of) + numbers[rows] + 1
-            keys, place = number_values(key)
+            keys, index = number_values(key)
             example = np.empty(len(keys), np.int64)  # a row of each key
-            example[place] = rows
+            example[index] = rows
             columns = [[text_of[number] for number in numbers[example].tolist()] for numbers in texts]
             kinds = [str(names[kind]) for kind in self.kind[example].tolist()]
-            return np.array([describe(*row) for row in zip(kinds, *columns, strict=True)], np.int64)[place]
+            return np.array([describe(*row) for row in zip(kinds, *columns, strict=True)], np.int64)[index]
 
         return values
 
-    def _rows(self, chosen: BoolArray, **columns: Int64Array | Callable[[Int64Array], Int64Array]) -> EventColumns:
-        """Return the chosen slices with columns, or what makes them; those without a number for one are counted."""
-        rows = np.flatnonzero(chosen)
-        more: dict[str, Any] = {
+    def _rows(self, mask: BoolArray, **columns: Int64Array | Callable[[Int64Array], Int64Array]) -> EventColumns:
+        """Return the masked slices with columns, given or computed; slices with an unusable number are only counted."""
+        rows = np.flatnonzero(mask)
+        values: dict[str, Any] = {
             name: column(rows) if callable(column) else column[rows] for name, column in columns.items()
         }
-        if more and (is_odd := np.any(np.array([*more.values()]) == NO_NUMBER, axis=0)).any():
+        if values and (is_odd := np.any(np.array([*values.values()]) == NO_NUMBER, axis=0)).any():
             self._unusable += int(np.count_nonzero(is_odd))
-            rows, more = rows[~is_odd], {name: column[~is_odd] for name, column in more.items()}
-        return EventColumns(self.track[rows].astype(np.int64), self.start_ns(rows), self.duration_ns(rows), **more)
+            rows, values = rows[~is_odd], {name: column[~is_odd] for name, column in values.items()}
+        return EventColumns(self.track[rows].astype(np.int64), self.start_ns(rows), self.duration_ns(rows), **values)
 
     def _named(
-        self, chosen: BoolArray, name: Callable[..., Any] = str, *texts: Int64Array, **columns: Int64Array
+        self, mask: BoolArray, name: Callable[..., Any] = str, *texts: Int64Array, **columns: Int64Array
     ) -> EventColumns:
-        """Return the chosen slices with their `names`, which a function makes as `_by` calls it."""
+        """Return the masked slices with their `names`; `name` makes each, called like `describe` of `_by`."""
         numbers = Numbering[Any]()
-        rows = self._rows(chosen, name=self._by(lambda *row: numbers[name(*row)], *texts), **columns)
+        rows = self._rows(mask, name=self._by(lambda *row: numbers[name(*row)], *texts), **columns)
         rows.names = [*numbers]
         return rows
 
-    def _sync_times(self, chosen: BoolArray) -> dict[str, list[tuple[int, int]]]:
-        """Return start and end of the chosen slices, which are sync marks, by their names."""
-        marks = self._named(chosen)
+    def _sync_times(self, is_mark: BoolArray) -> dict[str, list[tuple[int, int]]]:
+        """Return start and end of the sync marks, by name."""
+        marks = self._named(is_mark)
         times: dict[str, list[tuple[int, int]]] = {name: [] for name in marks.names}
         for mark, start, end in zip(marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True):
             times[marks.names[mark]].append((start, end))
         return times
 
     def _cpu_pids(self, tables: Iterable[EventColumns]) -> dict[int | str, int]:
-        """Return how many slices each process has in tables of what only a process has, and no device."""
+        """Return the number of slices of each process in tables that exclude the work of devices."""
         track = np.concatenate([table.track for table in tables])
         pids = Counter[int | str]()
         for (pid, _), count in zip(self.tracks.known, np.bincount(track).tolist(), strict=False):
@@ -378,21 +378,21 @@ class EventCollector(EventTable):
         """Return the forward-backward arrows that have both ends."""
         flows = self.flows
         rows = flows.row
-        of_autograd = self._by_kind(lambda category, _: category == _AUTOGRAD_ARROWS)[rows] == 1
-        chosen = of_autograd & np.isin(self.phase[rows], (ord("s"), ord("f")))
+        is_autograd = self._by_kind(lambda category, _: category == _AUTOGRAD_ARROWS)[rows] == 1
+        mask = is_autograd & np.isin(self.phase[rows], (ord("s"), ord("f")))
         pids = [pid for pid, _ in self.tracks.known]
-        begins, ends = dict[Any, int](), dict[Any, int]()
-        columns = (column[chosen].tolist() for column in (rows, flows.flow, flows.ways, self.track[rows]))
+        starts, ends = dict[Any, int](), dict[Any, int]()
+        columns = (column[mask].tolist() for column in (rows, flows.flow, flows.ways, self.track[rows]))
         for row, flow, ways, track in zip(*columns, strict=True):
-            (ends if ways & ENDS else begins)[pids[track], flow] = row
-        pairs = [(row, begins[arrow]) for arrow, row in ends.items() if arrow in begins]
-        end, begin = np.array(pairs, np.int64).reshape(-1, 2).T
-        begin_track, nothing = self.track[begin].astype(np.int64), np.zeros(len(end), np.int64)
-        return EventColumns(self.track[end].astype(np.int64), self.start_ns(end), nothing, begin_track=begin_track)
+            (ends if ways & ENDS else starts)[pids[track], flow] = row
+        pairs = [(row, starts[arrow]) for arrow, row in ends.items() if arrow in starts]
+        end, start = np.array(pairs, np.int64).reshape(-1, 2).T
+        start_track, zeros = self.track[start].astype(np.int64), np.zeros(len(end), np.int64)
+        return EventColumns(self.track[end].astype(np.int64), self.start_ns(end), zeros, start_track=start_track)
 
 
 def _kind(name: str, category: object) -> int:
-    """Return what a slice is, by its name and category."""
+    """Return the kind of a slice, by its name and category."""
     is_api = isinstance(category, str) and category.endswith(("_runtime", "_driver"))
     kind = _SLICE_KINDS.get(category, RUNTIME if is_api else _CALL if category in PHASES else OTHER)
     if kind == PYTHON:
@@ -411,17 +411,17 @@ def _kind(name: str, category: object) -> int:
 
 
 def api_call(name: str) -> int:
-    """Return what a call of the GPU's runtime or driver does, by its name (`cudaLaunchKernel`): an `ApiCall`."""
+    """Return the `ApiCall` of a function of the GPU's runtime or driver, by its name (`cudaLaunchKernel`)."""
     return next((int(call) for pattern, call in _API_CALLS if pattern.match(name)), 0)
 
 
 def collective_of_kernel(name: str) -> str | None:
-    """Return which collective a kernel is part of (`all_reduce`), by its name; None for one that computes."""
+    """Return the collective of a communication kernel (`all_reduce`), by its name; None for other kernels."""
     return _collective(name) if _COMMUNICATION_KERNEL.search(name) else None
 
 
 def collective_of_annotation(name: str) -> tuple[str, bool] | None:
-    """Return the collective that a range of a communication library is for, and whether a CPU thread runs it there.
+    """Return the collective of a communication library's range, and whether a CPU thread runs it in this range.
 
     Example:
         >>> collective_of_annotation("nccl:all_reduce"), collective_of_annotation("gloo:broadcast")
@@ -432,7 +432,7 @@ def collective_of_annotation(name: str) -> tuple[str, bool] | None:
 
 
 def collective_of_operator(name: str, collective_name: object) -> str | None:
-    """Return the collective that an operator launches, by its name and its arg `Collective name`, or None."""
+    """Return the collective that an operator launches, from its name and its arg `Collective name`, or None."""
     if name == PARAM_COMMS:
         return _collective(collective_name if isinstance(collective_name, str) else "")
     return _collective(name[len(C10D) :]) if name.startswith(C10D) else None
