@@ -45,7 +45,7 @@ LAUNCHED = (
 
 
 def test_communication_is_in_no_other_gpu_time_and_its_overlap_is_known() -> None:
-    summary = summarize(overlaid(CALLS, *MADE, *LAUNCHED).by_thread)
+    summary = summarize(overlaid(CALLS, *MADE, *LAUNCHED).unique_thread_timeline)
     rows = {row.fqn: row for row in summary.rows}
     b, a = rows["Net.b"], rows["Net.a"]
     # b's all-reduce of 600 ns runs beside gemms for 100 ns at its begin and 100 ns at its end.
@@ -65,10 +65,10 @@ def test_communication_is_in_no_other_gpu_time_and_its_overlap_is_known() -> Non
 
 def test_a_collective_is_a_span_of_a_class_of_its_own_below_the_module_that_launched_it() -> None:
     overlay = overlaid(CALLS, *MADE, *LAUNCHED)
-    devices = overlay.devices
+    devices = overlay.stream_spans
     columns = (devices.start, devices.end, devices.depth, devices.name, devices.track)
     above = [
-        (start, end, depth, overlay.device_names[name].fqn)
+        (start, end, depth, overlay.stream_names[name].fqn)
         for start, end, depth, name, track in zip(*(column.tolist() for column in columns), strict=True)
         if track == 2
     ]
@@ -81,7 +81,7 @@ def test_a_collective_is_a_span_of_a_class_of_its_own_below_the_module_that_laun
 
 def test_steps_of_the_profiler_part_gpu_time_where_nothing_was_recorded_of_steps() -> None:
     steps = [x("user_annotation", f"ProfilerStep#{n}", *times) for n, times in ((4, (900, 6050)), (5, (6060, 9000)))]
-    summary = summarize(overlaid(CALLS, *MADE, *LAUNCHED, *steps).by_thread)
+    summary = summarize(overlaid(CALLS, *MADE, *LAUNCHED, *steps).unique_thread_timeline)
     assert [tuple(step) for step in summary.gpu_steps] == [(4, 100, 0, 0), (5, 600, 690, 250)]
     assert [step.step for step in summary.steps] == [4, 5]
 
@@ -93,7 +93,7 @@ def test_collectives_of_gloo_count_to_the_calls_that_launched_them() -> None:
         x("user_annotation", "gloo:all_reduce", 6300, 6700, tid=COMM_THREAD),
         x("user_annotation", "gloo:all_reduce", 6800, 7000, tid=COMM_THREAD),
     ]
-    summary = summarize(overlaid(CALLS, *MADE, *events).by_thread)
+    summary = summarize(overlaid(CALLS, *MADE, *events).unique_thread_timeline)
     rows = {row.fqn: row for row in summary.rows}
     assert (rows["Net.b"].communication_ns, rows["Net.a"].communication_ns) == (400, 200)
     # Backward runs from 6000 to 6900.

@@ -55,14 +55,18 @@ CALLS = recording(("Net", 1000, 5000, 0), ("a: Linear", 1100, 2000, 1), ("b: Lin
 
 def gpu_times(overlay: Overlay) -> dict[str, tuple[int, int]]:
     """Kernel and copy time of each module itself."""
-    return {row.fqn: (row.kernel_ns, row.memcpy_ns) for row in summarize(overlay.by_thread).rows if row.gpu_self_ns}
+    return {
+        row.fqn: (row.kernel_ns, row.memcpy_ns)
+        for row in summarize(overlay.unique_thread_timeline).rows
+        if row.gpu_self_ns
+    }
 
 
 def test_replays_belong_to_the_modules_of_the_capture() -> None:
     overlay = overlaid(CALLS, *captured(1500, 1), *replay(10_000, 8000, 50), *replay(20_000, 9000, 51))
     assert gpu_times(overlay) == {"Net.a": (200, 0), "Net.b": (600, 40)}
     assert overlay.unattributed == {}
-    spans = overlay.devices
+    spans = overlay.stream_spans
     outermost = np.flatnonzero(spans.depth == 0)
     assert spans.start[outermost].tolist() == [10_000, 20_000]
     assert spans.end[outermost].tolist() == [10_450, 20_450]
@@ -110,7 +114,7 @@ def test_each_reason_is_counted_and_told() -> None:
     ]
     ran = x("cpu_op", "aten::op", 1000, 1010)
     overlay = overlaid(CALLS, ran, api("cudaLaunchKernel", 7000, 1), *work, *replay(20_000, 8000, 50))
-    assert {row.fqn: row.gpu_self_ns for row in summarize(overlay.by_thread).rows if row.gpu_self_ns} == {
+    assert {row.fqn: row.gpu_self_ns for row in summarize(overlay.unique_thread_timeline).rows if row.gpu_self_ns} == {
         "(no module: launched outside modules)": 100,
         "(no module: launch not in the trace)": 10,
         "(no module: graph launch, capture not known)": 420,

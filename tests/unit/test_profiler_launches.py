@@ -107,7 +107,7 @@ def test_a_merge_counts_what_the_other_process_launched_apart() -> None:
     theirs = launch(OTHER, 1510, 1)
     ran = x("cpu_op", "aten::op", 1490, 1600, Sequence_number=1)
     seen = overlaid(calls, theirs, ours, ran, kernel(0, 1507, 1), kernel(1, 1530, 1))
-    rows = summarize(seen.by_thread).rows
+    rows = summarize(seen.unique_thread_timeline).rows
     assert {row.fqn: row.kernel_ns for row in rows if row.kernel_ns} == {
         "Net.a": 10,
         "(no module: launched by another process)": 10,

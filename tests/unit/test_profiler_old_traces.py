@@ -45,7 +45,10 @@ def test_categories_of_old_traces_are_those_of_today() -> None:
     for overlay in (of_old, today):
         assert (overlay.nodes, overlay.attributed_nodes) == (1, 1)
         assert (overlay.work, overlay.attributed_work) == (3, 3)
-        times = {row.fqn: (row.kernel_ns, row.memcpy_ns, row.memset_ns) for row in summarize(overlay.by_thread).rows}
+        times = {
+            row.fqn: (row.kernel_ns, row.memcpy_ns, row.memset_ns)
+            for row in summarize(overlay.unique_thread_timeline).rows
+        }
         assert times == {"Net": (0, 0, 0), "Net.a": (100, 0, 0), "Net.b": (0, 30, 7)}
 
 
@@ -62,7 +65,7 @@ def test_replays_of_hip_graphs_belong_to_the_modules_of_the_capture() -> None:
         x("kernel", "first", 9000, 9100, pid=2, tid=0, correlation=5),
     )
 
-    rows = summarize(overlay.by_thread).rows
+    rows = summarize(overlay.unique_thread_timeline).rows
     assert {row.fqn: row.kernel_ns for row in rows} == {"Net": 0, "Net.a": 100, "Net.b": 40}
     assert overlay.unattributed == {}
 
@@ -75,7 +78,7 @@ def test_a_kernel_of_an_odd_correlation_id_counts_and_says_why_it_has_no_module(
 
     assert (overlay.work, overlay.attributed_work) == (4, 3)
     assert overlay.unattributed == {"no correlation id": 1}
-    assert sum(row.gpu_self_ns for row in summarize(overlay.by_thread).rows) == 100 + 30 + 7 + 50
+    assert sum(row.gpu_self_ns for row in summarize(overlay.unique_thread_timeline).rows) == 100 + 30 + 7 + 50
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])

@@ -34,11 +34,11 @@ def slices(overlay: Overlay, kind: str = "backward") -> list[tuple[str, int, int
 
 
 def device_slices(overlay: Overlay) -> list[tuple[str, int, int, int, str]]:
-    devices = overlay.devices
+    devices = overlay.stream_spans
     columns = (devices.name, devices.start, devices.end, devices.depth, devices.phase)
     return [
         (
-            overlay.device_names[name].label if name >= 0 else NO_MODULE,
+            overlay.stream_names[name].label if name >= 0 else NO_MODULE,
             start,
             end,
             depth,
@@ -217,7 +217,7 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         ("c: ReLU", 10_320, 10_380, 2, "forward"),
     ]
     assert (overlay.work, overlay.attributed_work) == (8, 6)
-    rows = {row.fqn: row for row in summarize(overlay.by_thread).rows}
+    rows = {row.fqn: row for row in summarize(overlay.unique_thread_timeline).rows}
     assert [
         (r.kernels, r.gpu_forward_ns, r.gpu_forward_self_ns, r.gpu_backward_ns, r.gpu_self_ns) for r in rows.values()
     ] == [
@@ -231,7 +231,7 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
     reasons = ["(no module: launched outside modules)", "(no module: launch not in the trace)"]
     assert list(rows) == ["Net", "Net.a", "Net.b", "Net.b.c", *reasons]
     assert overlay.unattributed == {"launched outside modules": 1, "launch not in the trace": 1}
-    gpu = summarize(overlay.by_thread).gpu
+    gpu = summarize(overlay.unique_thread_timeline).gpu
     assert gpu is not None
     assert (gpu.kernel_ns, gpu.memcpy_ns, gpu.memset_ns) == (510, 50, 7)
     for kind in ("kernel_ns", "memcpy_ns", "memset_ns"):
@@ -248,7 +248,7 @@ def test_kernels_of_a_recomputed_call_say_so() -> None:
         ("c: ReLU", 10_000, 10_100, 2, "backward"),
         ("b: Linear", 10_000, 10_100, 3, "recompute"),
     ]
-    row = next(row for row in summarize(overlay.by_thread).rows if row.fqn == "Net.b")
+    row = next(row for row in summarize(overlay.unique_thread_timeline).rows if row.fqn == "Net.b")
     assert (row.gpu_recompute_ns, row.gpu_backward_ns, row.gpu_backward_self_ns, row.gpu_recompute_self_ns) == (
         100,
         100,
@@ -258,7 +258,7 @@ def test_kernels_of_a_recomputed_call_say_so() -> None:
 
 
 def test_a_recording_of_another_time_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"no moment in common: they lie 3600\.000 s apart by wall clock"):
+    with pytest.raises(TraceError, match=r"no moment in common: they are 3600\.000 s apart by wall clock"):
         overlaid(recording(*FORWARD, base=BASE + 3600 * 10**9 + 6900 - 1000), *OPS, *NODES, late_ns=None)
 
 
@@ -331,7 +331,7 @@ def test_reconstructed_recompute_repeats_its_call() -> None:
 def test_without_module_slices_nothing_is_made_up() -> None:
     overlay = overlaid(None, *OPS, *NODES, kernel(10_000, 10_100, 1))
     assert len(overlay.timeline.columns) == 0
-    gpu = summarize(overlay.by_thread).gpu
+    gpu = summarize(overlay.unique_thread_timeline).gpu
     assert gpu is not None
     assert gpu.kernel_ns == 100
     assert "profile with with_stack=True" in overlay.notes[0]

@@ -160,7 +160,12 @@ def test_a_broken_event_is_repaired_and_the_others_stay(
     bare: bool,
 ) -> None:
     if after > 1:  # four times as much as one event may have, in 250 blocks
-        limits = [(source, "BLOCK_BYTES"), (stream, "MAX_EVENT_BYTES"), (stream, "_NEAR_BYTES"), (stream, "_MAX_TRIED")]
+        limits = [
+            (source, "BLOCK_BYTES"),
+            (stream, "MAX_EVENT_BYTES"),
+            (stream, "_NEAR_BYTES"),
+            (stream, "_MAX_SEARCHED"),
+        ]
         for module, limit in limits:
             monkeypatch.setattr(module, limit, getattr(module, limit) // 64)
     umlaut = '{"ph":"X","name":"ümlaut"}'.encode()

@@ -1,6 +1,6 @@
-"""A torch.profiler trace alone, as `modtrace.load` reads it, or below a recording: what `modtrace.merge` does.
+"""Implements `modtrace.merge` of a recording and a torch.profiler trace, and `modtrace.load` of such a trace.
 
-Each chunk of the trace goes to the output and to the collector of what attribution needs. Then `overlay` aligns and
+Each chunk of the trace goes to the output and to the collector of events for attribution. Then `overlay` aligns and
 attributes, and the output gets the new tracks.
 """
 
@@ -31,15 +31,15 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class MergeResult:
-    """A merged trace: its file, what was left out, and how exactly the recording is aligned with the trace.
+    """The result of a merge: the file, notes on events left out, and the accuracy of the alignment.
 
     Attributes:
-        path: the file it wrote.
-        alignment: how well the recording fits the trace; empty if there was no recording.
-        spans: how many spans were written above the process' threads.
-        gpu_spans: how many above the streams of GPUs.
-        notes: what the user should know.
-        metadata: what the trace's metadata says; JSON values.
+        path: the file that was written.
+        alignment: a sentence on the accuracy of the alignment; empty if there was no recording.
+        spans: number of spans above the process' threads.
+        gpu_spans: number of spans above the streams of GPUs.
+        notes: notes for the user.
+        metadata: the merge's metadata in the trace; JSON values.
     """
 
     path: str
@@ -68,10 +68,10 @@ def merge_timeline(
     capture: _Path | None = None,
     progress: Progress | None = None,
 ) -> MergeResult:
-    """Do what `modtrace.merge` does, which documents the arguments, for a recording that was read.
+    """Merge as `modtrace.merge`, which documents the arguments, with a recording that was already read.
 
-    Raises TraceError if the trace cannot be read, or has no moment in common with the recording; WriteError if `out`
-    cannot be written; an existing file there is intact.
+    Raises TraceError if the trace cannot be read, or has no moment in common with the recording. Raises WriteError if
+    `out` cannot be written; an existing file there is intact.
     """
     name = os.fspath(out)
     if not name.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
@@ -79,11 +79,11 @@ def merge_timeline(
     with TraceFile(profiler_trace, progress) as source, garbage_collection_paused():
         if os.path.exists(name) and os.path.samefile(name, profiler_trace):
             raise WriteError(f"cannot write {name}: it is the profiler's trace itself; give another name")
-        captured = None
+        capture_trace = None
         if capture is not None:
             with TraceFile(capture) as file:
                 capture_stream, capture_events = _read_events(file)
-            captured = Trace(capture_events.events(), capture_stream.keys, file.path)
+            capture_trace = Trace(capture_events.events(), capture_stream.keys, file.path)
         with atomic_writer(name) as sink:
             stream, collector = EventStream(source), EventCollector(all_arrows=not _is_json(name))
             output = _new_output(name, stream, sink, collector)
@@ -92,28 +92,27 @@ def merge_timeline(
             if MERGED in stream.keys:
                 raise TraceError(
                     source.path,
-                    "this trace was merged before and holds its recording: open it as it is, or merge the profiler's "
-                    "own trace",
+                    "this trace was merged before and contains its recording: open it as it is, or merge the "
+                    "profiler's own trace",
                 )
             events = collector.events()
-            overlaid = overlay(timeline, events, stream.keys, source.path, captured)
-            merged = _describe(overlaid, stream, [*output.notes(events), *collector.notes()], name)
+            overlaid = overlay(timeline, events, stream.keys, source.path, capture_trace)
+            result = _make_result(overlaid, stream, [*output.notes(events), *collector.notes()], name)
             base, left_out = base_time_ns(stream.keys, source.path), stream.dropped + collector.malformed
             recording = overlaid.recording(events, base, left_out)
-            output.finish(overlaid, events, merged.metadata, pack_table(recording))
-            return merged
+            output.finish(overlaid, events, result.metadata, pack_table(recording))
+            return result
 
 
 def load_profile(path: _Path) -> Timeline:
-    """Make a timeline of what a profiler noted of modules, with `notes` of the rest; raises TraceError for none."""
+    """Make a timeline from a trace's own information on modules, with `notes`; raises TraceError if it is no trace."""
     with TraceFile(path) as source:
         stream, collector = _read_events(source)
     base, events = base_time_ns(stream.keys, source.path), collector.events()
-    made = overlay(None, events, stream.keys, source.path)
-    timeline = made.recording(events, base, stream.dropped + collector.malformed)
-    return replace(
-        timeline, metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes(), *collector.notes()]}
-    )
+    overlaid = overlay(None, events, stream.keys, source.path)
+    timeline = overlaid.recording(events, base, stream.dropped + collector.malformed)
+    notes = [*overlaid.notes, *stream.notes(), *collector.notes()]
+    return replace(timeline, metadata={**timeline.metadata, "notes": notes})
 
 
 def _is_json(path: str) -> bool:
@@ -121,24 +120,24 @@ def _is_json(path: str) -> bool:
 
 
 def _new_output(path: str, stream: EventStream, sink: Sink, table: EventCollector) -> "JsonOutput | PacketOutput":
-    """Return what writes the format of a path's suffix."""
+    """Return the writer for the format of a path's suffix."""
     if _is_json(path):
         return JsonOutput(stream, sink)
-    from .merged_perfetto import PacketOutput  # protobuf takes time to import
+    from .merged_perfetto import PacketOutput  # importing protobuf is slow
 
     return PacketOutput(stream, sink, table)
 
 
 def _read_events(source: TraceFile) -> tuple[EventStream, EventCollector]:
-    """Return all events of a trace, and the stream that they came in."""
+    """Read all events of a trace; return their stream and collector."""
     stream, collector = EventStream(source), EventCollector()
     for chunk in stream.chunks():
         collector.add(chunk.events)
     return stream, collector
 
 
-def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str], out: str) -> MergeResult:
-    """Say what was done, for the caller and for the trace's metadata."""
+def _make_result(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str], out: str) -> MergeResult:
+    """Return the result of the merge, with the trace's metadata."""
     notes = [*overlaid.notes, *output_notes, *stream.notes()]
     if overlaid.attributed_nodes < overlaid.nodes:
         notes.append(
@@ -173,8 +172,8 @@ def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str
         path=out,
         alignment="" if overlaid.alignment is None else str(overlaid.alignment),
         spans=len(overlaid.timeline.columns),
-        gpu_spans=len(overlaid.devices),
-        _timeline=overlaid.by_thread,
+        gpu_spans=len(overlaid.stream_spans),
+        _timeline=overlaid.unique_thread_timeline,
         notes=notes,
         metadata=metadata,
     )

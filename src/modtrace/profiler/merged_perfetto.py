@@ -355,16 +355,16 @@ class PacketOutput:
         sink, slices, base = self._sink, self._slices, base_time_ns(self._stream.keys, "")
         start = _sequence_start(base, metadata)
         sink.write(serialize(*start, *_tracks(slices, events, overlaid)))
-        ids = [(track.process, track.tid, overlaid.pid_of(track.process)) for track in overlaid.drawn.tracks]
+        ids = [(track.process, track.tid, overlaid.pid_of(track.process)) for track in overlaid.shown_timeline.tracks]
         processes = {process: _uuid("process", pid) for process, _, pid in ids}
         threads = {(process, tid): _uuid("track", (pid, tid)) for process, tid, pid in ids}
         parents = TrackParents(_uuid("process", overlaid.pid), processes, threads)
-        recorded = move_times(overlaid.drawn, lambda time: time + base)
+        recorded = move_times(overlaid.shown_timeline, lambda time: time + base)
         counters = [counter._replace(time=counter.time + base) for counter in part_counters(overlaid.timeline)]
         for _, packets in PerfettoWriter(parents).packets(WrittenPart(recorded, counters)):
             sink.write(packets)
-        spans, encoder = overlaid.devices, slices.encoder
-        fields = [encoder.fields(*texts) for texts in describe_slices(spans, overlaid.device_names)]
+        spans, encoder = overlaid.stream_spans, slices.encoder
+        fields = [encoder.fields(*texts) for texts in describe_slices(spans, overlaid.stream_names)]
         sink.write(serialize(*encoder.interned_packets()))
         ranks = {events.tracks[track]: rank for rank, track in enumerate(slices.tracks)}
         for track, (key, rank) in zip(slices.tracks, ranks.items(), strict=True):
@@ -399,9 +399,9 @@ def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -
 
     A process is one group, which also contains the recording's tracks: below each thread, above its operators.
     """
-    with_modules = {events.tracks[track] for track in np.unique(overlaid.devices.track).tolist()}
+    with_modules = {events.tracks[track] for track in np.unique(overlaid.stream_spans.track).tolist()}
     recorded: dict[TrackKey, str] = {
-        (overlaid.pid_of(track.process), track.tid): track.thread for track in overlaid.drawn.tracks
+        (overlaid.pid_of(track.process), track.tid): track.thread for track in overlaid.shown_timeline.tracks
     }
     keys = list(dict.fromkeys([*(events.tracks[track] for track in slices.tracks), *with_modules, *recorded]))
     for pid in dict.fromkeys(

@@ -1,6 +1,7 @@
-"""Align a recording with a trace, attribute the trace's nodes and kernels to calls: what a merge computes.
+"""The computation of a merge: align a recording with a trace, and attribute the trace's nodes and kernels to calls.
 
-Without a recording, module tracks are made of what torch.profiler noted with `with_stack=True`, and of nothing else.
+Without a recording, module tracks are made from the `nn.Module` slices that torch.profiler records if
+`with_stack=True`, or from other slices of the trace.
 """
 
 import re
@@ -49,8 +50,8 @@ from .stream_spans import build_stream_spans, with_stream_spans
 
 NO_EVENTS = "the trace has no events: nothing ran under the profiler, or it was exported within its with block"
 NO_MODULES = (
-    "the trace has neither nn.Module slices nor ranges of record_function but torch's own, so that no module track "
-    "could be made; profile with with_stack=True, or merge a recording with it"
+    "the trace has neither nn.Module slices nor ranges of record_function other than torch's own, so that no module "
+    "track could be made; profile with with_stack=True, or merge a recording with it"
 )
 REGIONS = (
     "the trace has no nn.Module slices: the tracks are its ranges of record_function; "
@@ -62,33 +63,34 @@ NO_NAMES = (
 )
 
 
-_OF_TORCH = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#")
-"""The ranges that every training has: alone they say nothing of modules."""
+_TORCH_RANGE = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#")
+"""Names of ranges that torch itself creates in every training; such ranges are not modules."""
 
 
 def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, list[str]]:
-    """Make forward and recompute spans, in ns from the base, of `nn.Module:` slices, else ranges; and its limits."""
+    """Make a timeline in ns from the base of modtrace's slices, `nn.Module:` slices or ranges; return it and notes."""
     threads = events.threads
     if np.any(threads[events.calls.track] >= 0):
-        return _told_by_args(events, process)
+        return _timeline_from_call_args(events, process)
     modules, regions = (rows.take(threads[rows.track] >= 0) for rows in (events.modules, events.regions))
     has_modules = bool(len(modules))
     slices, note = (modules, NO_NAMES) if has_modules else (regions, REGIONS)
-    used = [slices.names[name] for name in np.unique(slices.name).tolist()]
-    if not has_modules and all(map(_OF_TORCH.match, used)):
+    used_names = [slices.names[name] for name in np.unique(slices.name).tolist()]
+    if not has_modules and all(map(_TORCH_RANGE.match, used_names)):
         return Timeline(Slices.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
     nodes = Nodes(events.nodes)
     is_recompute = nodes.innermost.on_threads(slices.track, slices.start) >= 0
     if not has_modules:
-        # What is only ever run by backward repeats nothing.
+        # A range that runs only in backward does not repeat a forward one.
         is_recompute &= np.isin(slices.name, slices.name[~is_recompute])
     numbers = Numbering[tuple[int, bool]]()
     keys = zip(slices.track.tolist(), is_recompute.tolist(), strict=True)
     track = np.array([numbers[key] for key in keys], np.int64)
     tracks = []
-    for (number, again), tid in zip(numbers, threads[[number for number, _ in numbers]].tolist(), strict=True):
+    tids = threads[[number for number, _ in numbers]].tolist()
+    for (number, recomputes), tid in zip(numbers, tids, strict=True):
         thread = events.thread_names.get(events.tracks[number], f"thread {tid}")
-        tracks.append(Track("backward" if again else "forward", thread, tid, process))
+        tracks.append(Track("backward" if recomputes else "forward", thread, tid, process))
     end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
     make_name = _module_name if has_modules else _region_name
     order = np.lexsort((depth, is_recompute))
@@ -97,7 +99,7 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     columns = in_start_order(
         Slices.of(start=slices.start, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
     )
-    # Calls are numbered for each name, forward and recomputed ones apart.
+    # Calls are numbered per name and phase.
     order = np.lexsort((columns.phase, columns.name))
     call = np.empty(len(columns), np.int64)
     call[order] = count_in_run(columns.name[order], columns.phase[order])
@@ -105,14 +107,14 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), [note]
 
 
-def _told_by_args(events: ProfilerEvents, process: Process) -> tuple[Timeline, list[str]]:
-    """Make a timeline of slices whose args say which calls they are; see `reconstruct`."""
+def _timeline_from_call_args(events: ProfilerEvents, process: Process) -> tuple[Timeline, list[str]]:
+    """Make a timeline from slices whose args identify calls; see `reconstruct`."""
     rows, threads = events.calls, events.threads
-    named = [events.thread_names.get(key, "").partition(" · ") for key in events.tracks]
-    has_modules = (threads >= 0) & np.array([kind in ("forward", "backward") for kind, _, _ in named], np.bool_)
+    names = [events.thread_names.get(key, "").partition(" · ") for key in events.tracks]
+    has_modules = (threads >= 0) & np.array([kind in ("forward", "backward") for kind, _, _ in names], np.bool_)
     rows = rows.take(has_modules[rows.track])
-    used, track = np.unique(rows.track, return_inverse=True)
-    tracks = [Track(named[row][0], named[row][2], int(threads[row]), process) for row in used.tolist()]
+    used_tracks, track = np.unique(rows.track, return_inverse=True)
+    tracks = [Track(names[row][0], names[row][2], int(threads[row]), process) for row in used_tracks.tolist()]
     columns = Slices.of(
         start=rows.start, end=rows.end, name=rows.name, phase=rows.phase, track=track, call=rows.call, step=rows.step
     ).take(np.lexsort((-rows.end, rows.start)))
@@ -120,12 +122,12 @@ def _told_by_args(events: ProfilerEvents, process: Process) -> tuple[Timeline, l
     return Timeline(columns, rows.names, tuple(tracks), metadata={"reconstructed": True}), [CALLS]
 
 
-def _module_name(shown: str, outer: Name | None) -> Name:
-    """Return the name of a module that the trace calls `Linear_0`, called by another one."""
-    module_class = shown.rpartition("_")[0] or shown
+def _module_name(text: str, outer: Name | None) -> Name:
+    """Return the name of a module that the trace calls `Linear_0`, inside the module `outer`."""
+    module_class = text.rpartition("_")[0] or text
     if outer is None:
-        return Name(module_class, shown, module_class)
-    return Name(f"{shown}: {module_class}", f"{outer.fqn}.{shown}", module_class)
+        return Name(module_class, text, module_class)
+    return Name(f"{text}: {module_class}", f"{outer.fqn}.{text}", module_class)
 
 
 def _region_name(text: str, outer: Name | None) -> Name:
@@ -143,21 +145,21 @@ def _names(
 ) -> tuple[list[Name], Int64Array]:
     """Return the names, one for each chain of modules, and the name of each span.
 
-    An outermost recomputed call has the name of the forward call that it repeats, which others are around.
+    An outermost recomputed call gets the name of the forward call that it repeats, which may be inside other calls.
     """
     numbers = Numbering[tuple[int, int]]()
     names: list[Name] = []
     name_of: list[int] = [-1] * len(value)
-    around_text: dict[int, int] = {}
+    outer_of_text: dict[int, int] = {}
     for row in order.tolist():
-        around = name_of[parent[row]] if parent[row] >= 0 else -1
+        outer = name_of[parent[row]] if parent[row] >= 0 else -1
         if not is_recompute[row]:
-            around_text.setdefault(int(value[row]), around)
+            outer_of_text.setdefault(int(value[row]), outer)
         elif parent[row] < 0:
-            around = around_text.get(int(value[row]), -1)
-        name_of[row] = numbers[around, int(value[row])]
+            outer = outer_of_text.get(int(value[row]), -1)
+        name_of[row] = numbers[outer, int(value[row])]
         if name_of[row] == len(names):
-            names.append(make_name(texts[value[row]], names[around] if around >= 0 else None))
+            names.append(make_name(texts[value[row]], names[outer] if outer >= 0 else None))
     return names, np.array(name_of, np.int64)
 
 
@@ -165,22 +167,22 @@ def _names(
 class Aligned:
     """A recording in the time of one trace."""
 
-    timeline: Timeline  # in ns from the trace's base, clipped to it and cut to its nodes
-    running: InnermostLookup  # which of its spans, of any phase, ran on a thread at a moment
-    pid: int | str  # the process it belongs to, as the trace has it; of several the first
-    events: ProfilerEvents  # the trace's, which know its threads
+    timeline: Timeline  # recording in ns from the trace's base, clipped to the trace and cut to its nodes
+    running: InnermostLookup  # finds the innermost span of any phase on a thread at a moment
+    pid: int | str  # pid of the recording's process in the trace; of several processes the first
+    events: ProfilerEvents  # events of the trace, with `threads` set
     alignment: Alignment | None  # None if the timeline was made from the trace itself
-    nodes: int  # autograd nodes of the trace
-    attributed_nodes: int  # of these, how many belong to a call
-    # Forward operations that lie partly in and partly outside a call: what misalignment would cause.
+    nodes: int  # number of autograd nodes of the trace
+    attributed_nodes: int  # number of nodes that belong to a call
+    # Number of forward operations partly in and partly outside a call, which a wrong alignment would cause.
     straddling_ops: int
-    max_straddle_ns: int  # by how much at most
-    notes: list[str]  # what the user should know
-    pids: Mapping[Process, int | str]  # the pids of its processes, if there are several
-    kernels: list[KernelCall]  # what ran inside compiled regions
+    max_straddle_ns: int  # maximum time of such an operation on the wrong side of a call's edge
+    notes: list[str]  # notes for the user
+    pids: Mapping[Process, int | str]  # pids of the processes, if there are several
+    kernels: list[KernelCall]  # kernels that ran inside compiled regions
 
     def pid_of(self, process: Process) -> int | str:
-        """Return what the trace has as the pid of a process of the timeline."""
+        """Return the pid under which the trace lists a process of the timeline."""
         return self.pids.get(process, self.pid)
 
 
@@ -188,64 +190,64 @@ class Aligned:
 class Overlay(Aligned):
     """A recording in the time of a trace, and the modules of the trace's kernels."""
 
-    drawn: Timeline  # the timeline without the ranges that the profiler's annotations show already
-    devices: Slices  # those above the streams, see `build_stream_spans`
-    device_names: list[Name]  # what their names are
-    by_thread: Timeline  # the timeline with an id for each thread, also where two processes have threads of one id
-    work: int  # kernels, memcpys and memsets
-    attributed_work: int  # of these, how many were launched in a call
-    unattributed: dict[str, int]  # of the others, how many there are for each reason
+    shown_timeline: Timeline  # the timeline without ranges that the profiler's annotations show already
+    stream_spans: Slices  # spans above the streams, see `build_stream_spans`
+    stream_names: list[Name]  # their names
+    unique_thread_timeline: Timeline  # the timeline with unique thread ids, even across processes
+    work: int  # number of kernels, memcpys and memsets
+    attributed_work: int  # number of these that were launched in a call
+    unattributed: dict[str, int]  # number of other work by the text of its reason
 
     def recording(self, events: ProfilerEvents, base: int, left_out: int) -> Timeline:
-        """Return what `modtrace.load` of the merged trace is to return: a track per stream, in Unix nanoseconds."""
+        """Return the timeline that `modtrace.load` of the merged trace returns: a track per stream, in Unix ns."""
         metadata = {**self.timeline.metadata, **({LEFT_OUT: left_out} if left_out else {})}
         timeline = replace(self.timeline, metadata=metadata)
-        timeline = with_stream_spans(timeline, self.devices, self.device_names, events.tracks)
+        timeline = with_stream_spans(timeline, self.stream_spans, self.stream_names, events.tracks)
         return move_times(timeline, lambda time: time + base)
 
 
 class Trace(NamedTuple):
     """A trace that was read."""
 
-    events: ProfilerEvents  # its events
-    keys: Mapping[str, Any]  # its top-level keys
-    path: str  # the file, for errors
+    events: ProfilerEvents
+    keys: Mapping[str, Any]  # top-level keys
+    path: str  # path of the file, for errors
 
 
 def overlay(
     timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str, capture: Trace | None = None
 ) -> Overlay:
-    """Align a recording, or a trace's own modules, with the trace, give work to modules, and cut it to the profile.
+    """Align a recording, or a trace's own modules, with the trace; cut it to the profile, and attribute the GPU work.
 
-    `capture` is a trace in which the graphs were captured that this one replays. Raises TraceError if recording and
-    trace have no moment in common, or the trace has no events, or does not say from when its times count.
+    `capture` is another trace, with the captures of the graphs that this one replays. Raises TraceError if recording
+    and trace have no moment in common, or the trace has no usable event, or an invalid base of its times.
     """
-    events, impossible = without_impossible_times(events)
+    events, time_notes = without_impossible_times(events)
     aligned = _align(timeline, events, keys, path)
-    with_captures, events = aligned.timeline, aligned.events
+    timeline_with_captures, events = aligned.timeline, aligned.events
     launch = find_launches(events)
     graphs = captured_graphs(events, launch, aligned.running)
     if capture is not None:
-        with_captures, added = _join_captures(aligned.timeline, timeline, capture)
-        graphs += added
+        timeline_with_captures, captures = _join_captures(aligned.timeline, timeline, capture)
+        graphs += captures
     owners = attribute_device_work(aligned.timeline, events, launch, aligned.running, graphs)
     on_cpu = find_cpu_collectives(aligned.timeline, events, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
     timeline = with_kernel_times(aligned.timeline, aligned.kernels, events, launch)
-    timeline = by_thread = replace(timeline, gpu_work=add_up_gpu_work(with_captures, events, owners, on_cpu))
-    drawn = timeline
+    timeline = replace(timeline, gpu_work=add_up_gpu_work(timeline_with_captures, events, owners, on_cpu))
+    shown_timeline = unique_thread_timeline = timeline
     if aligned.alignment is not None:
-        drawn = drop_unused(without_annotated_ranges(timeline, events))
+        shown_timeline = drop_unused(without_annotated_ranges(timeline, events))
     if aligned.pids:
         tids = {number: tid for number, (_, tid) in enumerate(events.tracks, 1) if isinstance(tid, int)}
-        timeline = drawn = _with_tids(timeline, tids)
-    devices, device_names = build_stream_spans(with_captures, events, owners)
+        timeline = shown_timeline = _with_tids(timeline, tids)
+    stream_spans, stream_names = build_stream_spans(timeline_with_captures, events, owners)
     return Overlay(
-        **{**vars(aligned), "timeline": timeline, "notes": [*aligned.notes, *impossible]},
-        drawn=drawn,
-        devices=devices,
-        device_names=device_names,
-        by_thread=by_thread,
+        **{**vars(aligned), "timeline": timeline, "notes": [*aligned.notes, *time_notes]},
+        shown_timeline=shown_timeline,
+        stream_spans=stream_spans,
+        stream_names=stream_names,
+        unique_thread_timeline=unique_thread_timeline,
         work=len(owners.span),
         attributed_work=int(np.count_nonzero(owners.span >= 0)),
         unattributed={reason.text: reasons[reason] for reason in NoModuleReason if reason and reasons[reason]},
@@ -264,7 +266,7 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
 def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) -> Aligned:
     """Return the modules of several processes of one trace, each with its pid.
 
-    Two of them can have threads of one id, so a thread's is here one more than the number of its track in the trace.
+    Two processes can have threads of the same id, so the new id of a thread is the number of its track plus one.
     """
     number_of = {key: track + 1 for track, key in enumerate(events.tracks)}
     timelines = [
@@ -291,14 +293,14 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
 
 
 def _with_tids(timeline: Timeline, tids: Mapping[int, int]) -> Timeline:
-    """Return the timeline with other ids of threads."""
+    """Return the timeline with the new thread ids `tids`, by old id."""
     return replace(timeline, tracks=[track._replace(tid=tids[track.tid]) for track in timeline.tracks])
 
 
 def _align_process(
     timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str, pid: int | str
 ) -> Aligned:
-    """Align the recording of one process with a trace; None makes one of the trace."""
+    """Align the recording of one process with a trace; if it is None, make one from the trace."""
     alignment = None
     base, events = base_time_ns(keys, path), events.with_threads_of(pid)
     if timeline is None:
@@ -310,18 +312,18 @@ def _align_process(
         timeline, process = with_pid(timeline, pid)
         alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
         alignment = refine_by_operators(alignment, timeline, events)
-        # Each sync mark is a slice of the profiler's.
+        # The profiler already has a slice for each sync mark.
         timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
         timeline = move_times(timeline, alignment.to_trace)
         _check_common(timeline, events, path, alignment)
         window = profiled_window(events)
-        # Calls at its edges are whole, and one that ran throughout is in too.
+        # Calls that only partly ran in the window stay, with their full times.
         timeline = timeline if window is None else whole_spans(timeline, *window)
     timeline = with_profiled_steps(timeline, events)
-    cuts, worst = _straddling_ops(timeline, events)
+    straddling_count, max_straddle_ns = _straddling_ops(timeline, events)
     nodes = find_calls_of_nodes(timeline, events)
     timeline = drop_unused(cut_to_nodes(timeline, nodes, events, process))
-    timeline, kernels, unknown = with_kernel_modules(timeline, events)
+    timeline, kernels, kernel_notes = with_kernel_modules(timeline, events)
     return Aligned(
         timeline=timeline,
         running=innermost_spans(timeline),
@@ -330,9 +332,9 @@ def _align_process(
         alignment=alignment,
         nodes=len(nodes),
         attributed_nodes=int(np.count_nonzero(nodes.call >= 0)),
-        straddling_ops=cuts,
-        max_straddle_ns=worst,
-        notes=[*notes, *unknown],
+        straddling_ops=straddling_count,
+        max_straddle_ns=max_straddle_ns,
+        notes=[*notes, *kernel_notes],
         pids={},
         kernels=kernels,
     )
@@ -341,9 +343,9 @@ def _align_process(
 def _join_captures(
     merged: Timeline, timeline: Timeline | None, capture: Trace
 ) -> tuple[Timeline, list[CudaGraphCapture]]:
-    """Return the modules of two traces, and the graphs that were captured in those of the second one.
+    """Return the modules of a merged trace and of `capture`, and the graphs that were captured in `capture`.
 
-    The spans of `merged` keep their places; without a timeline of its time, the second trace's own modules count.
+    The spans of `merged` keep their rows. If `timeline` does not overlap with `capture`, its own modules are used.
     """
     try:
         aligned = _align(timeline, *capture)
@@ -361,7 +363,7 @@ def _join_captures(
 
 
 def _check_usable(events: ProfilerEvents, path: str) -> None:
-    """Raise TraceError if the trace has events, but none that a reader shows."""
+    """Raise TraceError if all events of the trace are malformed."""
     if events.total and events.malformed == events.total:
         raise TraceError(
             path,
@@ -380,25 +382,25 @@ def _check_common(timeline: Timeline, events: ProfilerEvents, path: str, alignme
     columns = timeline.columns
     if not len(columns) or events.first > events.last:
         return
-    begin, end = int(columns.start.min()), int(columns.end.max())
-    if begin > events.last or end < events.first:
-        distance = max(begin - events.last, events.first - end) / 1e9
+    start, end = int(columns.start.min()), int(columns.end.max())
+    if start > events.last or end < events.first:
+        distance = max(start - events.last, events.first - end) / 1e9
         raise TraceError(
             path,
-            f"recording and trace have no moment in common: they lie {distance:.3f} s apart by {alignment.method}; "
+            f"recording and trace have no moment in common: they are {distance:.3f} s apart by {alignment.method}; "
             "record while the profiler runs, with modtrace.on_trace_ready or with modtrace.record around it",
         )
 
 
 def _straddling_ops(timeline: Timeline, events: ProfilerEvents) -> tuple[int, int]:
-    """Count forward operations that lie partly in and partly outside a call, and say by how much at most."""
+    """Return the number of forward operations partly in and partly outside a call, and their maximum excess in ns."""
     columns, ops = timeline.columns, events.ops
     running = innermost_spans(timeline, runs_module_code(columns))
     thread, last = events.threads[ops.track], np.maximum(ops.end - 1, ops.start)
     first_in, last_in = running.on_threads(thread, ops.start), running.on_threads(thread, last)
-    cut = np.flatnonzero(first_in != last_in)
-    before, after = first_in[cut], last_in[cut]
-    left = (before >= 0) & (columns.end[before] < ops.end[cut])
-    edge = np.where(left, columns.end[before], columns.start[after])
-    amount = np.minimum(np.abs(edge - ops.start[cut]), np.abs(ops.end[cut] - edge))
-    return len(cut), int(amount.max(initial=0))
+    cut_ops = np.flatnonzero(first_in != last_in)
+    first_span, last_span = first_in[cut_ops], last_in[cut_ops]
+    ends_inside = (first_span >= 0) & (columns.end[first_span] < ops.end[cut_ops])
+    edge = np.where(ends_inside, columns.end[first_span], columns.start[last_span])
+    excess_ns = np.minimum(np.abs(edge - ops.start[cut_ops]), np.abs(ops.end[cut_ops] - edge))
+    return len(cut_ops), int(excess_ns.max(initial=0))
