@@ -1,12 +1,12 @@
 """Traces of torch.profiler: read them, align a recording with them, attribute kernels to modules, merge.
 
-- Reading: `event_collector` picks out of the table of events what the rest needs, as columns.
-- Aligning: `alignment` by marks that both saw, then by the operators, in whose gaps the edges of calls are.
-- Attributing: `recorded_part` picks what of a recording the trace is about, and finds the call that ran at a moment.
-  `device_work` finds the launch of each kernel and so its call, and adds up the work; `backward_nodes` finds the call
-  of each autograd node. `stream_spans` makes the spans above the streams. `overlay` calls all of these, and makes a
-  recording of the trace alone if there is no other.
-- Writing: `merge` is the whole; `merged_json` and `merged_perfetto` write a format each,
-  the first chooses times that nest in every reader.
-- `recording/profiler_handler` does it all for `torch.profiler.profile(on_trace_ready=…)`.
+- Reading: `event_collector` selects the events for attribution from the table of events, as columns.
+- Aligning: `alignment` uses sync marks that both contain, then operators: the edges of calls are in their gaps.
+- Attributing: `recorded_part` cuts a recording to the trace, and finds the call that ran at a moment. `device_work`
+  finds the launch and the call of each kernel, and adds up the work; `backward_nodes` finds the call of each autograd
+  node. `stream_spans` makes the spans above the streams. `overlay` calls all of these; without a recording it makes
+  one from the trace.
+- Writing: `merge` runs all steps; `merged_json` and `merged_perfetto` write one format each. `merged_json` chooses
+  times that nest in every reader.
+- `recording/profiler_handler` merges for `torch.profiler.profile(on_trace_ready=…)`.
 """

@@ -1,4 +1,4 @@
-"""Autograd nodes of a trace: the calls that made them, and backward spans that begin and end with them."""
+"""Autograd nodes of a trace: the calls that made them, and backward spans cut to the times of the nodes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,33 +18,33 @@ from .recorded_part import CallIndex, innermost_spans, runs_module_code
 def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents) -> "Nodes":
     """Find the call of each autograd node of the trace.
 
-    Its sequence number tells it; if the operation that made it is not in the trace, the recorded backward span around
-    its middle does. A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient
-    it takes.
+    The sequence number of a node identifies its call, or, if the trace lacks the operation that made it, the recorded
+    backward span around its middle. A node without a number (AccumulateGrad) belongs to the call of the node before it,
+    whose gradient it consumes.
     """
     columns = timeline.columns
     nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)))
-    unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.sequence >= 0) & ~nodes.numbered)
+    unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.sequence >= 0) & ~nodes.has_op)
     if len(unknown):
         recorded = innermost_spans(timeline, columns.phase == BACKWARD)
         middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
         nodes.call[unknown] = recorded.on_threads(events.threads[nodes.track[unknown]], middle)
-    before: dict[tuple[int, int], int] = {}
+    last_call: dict[tuple[int, int], int] = {}
     nodes.call[nodes.rows.sequence < 0] = -2
-    for index, (track_, parent, call) in enumerate(
+    for index, (track, parent, call) in enumerate(
         zip(nodes.track.tolist(), nodes.parent.tolist(), nodes.call.tolist(), strict=True)
     ):
         if call == -2:
-            nodes.call[index] = call = before.get((track_, parent), -1)
-        before[track_, parent] = call
+            nodes.call[index] = call = last_call.get((track, parent), -1)
+        last_call[track, parent] = call
     return nodes
 
 
 def cut_to_nodes(timeline: Timeline, nodes: "Nodes", events: ProfilerEvents, process: Process) -> Timeline:
-    """Replace the backward spans by ones that begin and end with the nodes of their call.
+    """Replace the backward spans by spans that start and end with the nodes of their call.
 
-    Where the trace has no nodes, the recorded spans stay. A call inside backward moves only as far as it must to lie
-    within the node that runs it.
+    The recorded spans stay if the trace has no nodes at their time. A call inside backward is only clipped to the node
+    that runs it.
     """
     return _NodeCuts(timeline, nodes, events, process).build() if len(nodes) else timeline
 
@@ -81,8 +81,8 @@ class _NodeCuts:
         if not rows:
             return self.timeline
         start, end, call, track, rank = np.array(rows, np.int64).T
-        kept, kept_start, kept_end = self._kept(start, end, track)
-        made = Slices.of(
+        old_rows, old_start, old_end = self._remaining_spans(start, end, track)
+        new = Slices.of(
             start=start,
             end=end,
             name=columns.name[call],
@@ -93,21 +93,21 @@ class _NodeCuts:
             step=columns.step[call],
             link=self._links(call),
         )
-        # A call whose backward the recording did not see gets its link now.
+        # A call gets its link here if the recording has no backward span of it.
         link = columns.link.copy()
-        link[call] = made.link
-        old = replace(columns, link=link).take(kept)
-        old = replace(old, start=kept_start, end=kept_end)
-        joined = join_columns([old, made])  # parents are found anew below
+        link[call] = new.link
+        old = replace(columns, link=link).take(old_rows)
+        old = replace(old, start=old_start, end=old_end)
+        joined = join_columns([old, new])  # `clip_and_nest` finds the parents
         in_backward = self._on_backward(joined)
-        late = np.where(in_backward & (joined.phase != BACKWARD), 1 << 20, 0) + joined.depth
+        priority = np.where(in_backward & (joined.phase != BACKWARD), 1 << 20, 0) + joined.depth
         new_end, parent, depth = clip_and_nest(
-            joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64)
+            joined.track.astype(np.int64), joined.start, joined.end, priority.astype(np.int64)
         )
-        whole = np.flatnonzero(~in_backward | (new_end > joined.start) | (joined.start == joined.end))
+        rows_left = np.flatnonzero(~in_backward | (new_end > joined.start) | (joined.start == joined.end))
         position = np.full(len(joined) + 1, -1, np.int64)
-        position[whole] = np.arange(len(whole))
-        joined = replace(joined, end=new_end, parent=position[parent], depth=depth.astype(np.int32)).take(whole)
+        position[rows_left] = np.arange(len(rows_left))
+        joined = replace(joined, end=new_end, parent=position[parent], depth=depth.astype(np.int32)).take(rows_left)
         return with_modules(replace(self.timeline, tracks=tuple(self.tracks)), in_start_order(joined))
 
     def _track(self, tid: int) -> int:
@@ -124,15 +124,15 @@ class _NodeCuts:
 
     def _links(self, call: Int64Array) -> Int64Array:
         link = self.timeline.columns.link[call]
-        new = np.unique(call[link < 0])
-        first = int(self.timeline.columns.link.max(initial=-1)) + 1
-        return np.where(link >= 0, link, first + np.searchsorted(new, call))
+        new_calls = np.unique(call[link < 0])
+        first_link = int(self.timeline.columns.link.max(initial=-1)) + 1
+        return np.where(link >= 0, link, first_link + np.searchsorted(new_calls, call))
 
-    def _pieces(self, nodes: list[int], around: tuple[int, ...]) -> Iterator[LabelledInterval]:
-        """Yield nodes as pieces; one inside which others run is its beginning, those, and its end."""
+    def _pieces(self, nodes: list[int], outer: tuple[int, ...]) -> Iterator[LabelledInterval]:
+        """Yield the intervals of nodes; a node around inner nodes is split into its start, these nodes, and its end."""
         for index in nodes:
             call, start, end = self.rows[index]
-            path = around + tuple(key for key in self.calls.path(call) if key not in around) if call >= 0 else around
+            path = outer + tuple(key for key in self.calls.path(call) if key not in outer) if call >= 0 else outer
             inner = self.children.get(index)
             if not inner:
                 yield LabelledInterval(start, end, path)
@@ -141,34 +141,36 @@ class _NodeCuts:
             yield from self._pieces(inner, path)
             yield LabelledInterval(min(end, self.rows[inner[-1]][2]), end, path)
 
-    def _kept(self, start: Int64Array, end: Int64Array, track: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return the recorded spans that stay, with the times they have then."""
+    def _remaining_spans(
+        self, start: Int64Array, end: Int64Array, track: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return the rows of the recorded spans that stay, and their new starts and ends."""
         columns = self.timeline.columns
-        keep = np.ones(len(columns), np.bool_)
+        stays = np.ones(len(columns), np.bool_)
         new_start, new_end = columns.start.copy(), columns.end.copy()
         for track_index in np.unique(track).tolist():
             old = np.flatnonzero((columns.track == track_index) & (columns.phase == BACKWARD))
-            begins, ends = union_of(start[track == track_index], end[track == track_index])
-            run = np.searchsorted(begins, columns.end[old], side="left") - 1
-            keep[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
+            starts, ends = union_of(start[track == track_index], end[track == track_index])
+            run = np.searchsorted(starts, columns.end[old], side="left") - 1
+            stays[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
         calls = np.flatnonzero(self._on_backward(columns) & (columns.phase != BACKWARD))
         if len(calls):
-            new_start[calls], new_end[calls] = self._within_nodes(calls)
-        kept = np.flatnonzero(keep)
-        return kept, new_start[kept], new_end[kept]
+            new_start[calls], new_end[calls] = self._clip_to_nodes(calls)
+        rows = np.flatnonzero(stays)
+        return rows, new_start[rows], new_end[rows]
 
     def _on_backward(self, columns: Slices) -> BoolArray:
-        """Return which spans are on the backward track of their thread."""
+        """Return a mask of the spans on the backward track of their thread."""
         is_backward = np.array([track.kind == "backward" for track in self.tracks], np.bool_)
         return np.asarray(is_backward[columns.track], np.bool_)
 
-    def _within_nodes(self, spans: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Clip calls inside backward to the node that they ran in, between the nodes that ran inside it."""
+    def _clip_to_nodes(self, spans: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Clip calls inside backward to their node, to the gap between its inner nodes."""
         columns, nodes = self.timeline.columns, self.nodes
         tids = np.array([track.tid for track in self.timeline.tracks], np.int64)
         trace_track = {int(tid): index for index, tid in enumerate(self.threads.tolist()) if tid >= 0}
-        begin, finish = columns.start[spans].copy(), columns.end[spans].copy()
-        middle = (begin + finish) // 2
+        start, end = columns.start[spans].copy(), columns.end[spans].copy()
+        middle = (start + end) // 2
         track = np.array([trace_track.get(int(tid), -1) for tid in tids[columns.track[spans]].tolist()], np.int64)
         node = nodes.innermost.on_threads(track, middle)
         for position, index in enumerate(node.tolist()):
@@ -181,12 +183,12 @@ class _NodeCuts:
                 else:
                     high = min(high, int(nodes.start[inner]))
                     break
-            begin[position], finish[position] = max(int(begin[position]), low), min(int(finish[position]), high)
-        return begin, np.maximum(begin, finish)
+            start[position], end[position] = max(int(start[position]), low), min(int(end[position]), high)
+        return start, np.maximum(start, end)
 
 
-_ROUNDS = 4
-"""The depth to which backward passes through graphs of backward passes are followed."""
+_MAX_BACKWARD_DEPTH = 4
+"""Maximum depth of backward passes through graphs of backward passes."""
 
 
 class Nodes:
@@ -194,11 +196,11 @@ class Nodes:
 
     Attributes:
         track: int64[n], index into `ProfilerEvents.tracks`.
-        start: int64[n], ns from the base.
-        end: int64[n].
-        parent: int64[n], the node inside which it ran, or -1.
-        call: int64[n], index of the innermost span that made it, or -1.
-        numbered: bool[n], whether its number was found among the trace's forward operations.
+        start: int64[n], start in ns from the base.
+        end: int64[n], end in ns from the base.
+        parent: int64[n], the node inside which the node ran, or -1.
+        call: int64[n], index of the innermost span that made the node, or -1.
+        has_op: bool[n], whether the trace has the forward operation that made the node.
     """
 
     def __init__(self, rows: EventColumns) -> None:
@@ -207,7 +209,7 @@ class Nodes:
         self.track, self.start, self.end = self.rows.track, self.rows.start, self.rows.end
         self.parent = _parents(self.track, self.start, self.end)
         self.call = np.full(len(rows), -1, np.int64)
-        self.numbered = np.zeros(len(rows), np.bool_)
+        self.has_op = np.zeros(len(rows), np.bool_)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -220,43 +222,42 @@ class Nodes:
 
 
 def _find_nodes(events: ProfilerEvents, running: InnermostLookup) -> Nodes:
-    """Find the nodes, and for each the call that made it: `running` has the forward and recompute spans.
+    """Find the nodes, and for each the call that made it; `running` finds forward and recompute spans.
 
-    A node was made by the one in which the last operation with its sequence number began, as the number goes up with
-    each node.
+    The last operation with the node's sequence number began in this call, as the number increases with each node.
     """
     threads = events.threads
-    # Sequence numbers, threads and arrows are numbered by each process for itself.
+    # Each process has its own numbering of sequences, threads and arrows.
     nodes = Nodes(events.nodes.take(np.flatnonzero(threads[events.nodes.track] != -1)))
     if not len(nodes) or not len(events.ops):
         return nodes
-    made_on = _forward_tracks(events, nodes)
-    op = _making_ops(events.ops, nodes.rows, made_on)
-    numbered = np.flatnonzero(op >= 0)
-    nodes.numbered[numbered] = True
-    ops = events.ops.take(op[numbered])
-    nodes.call[numbered] = running.on_threads(threads[ops.track], ops.start)
-    inside = nodes.innermost.on_threads(ops.track, ops.start)
-    # An operation inside a node, but in no call, made its nodes for that node's call.
-    through = (nodes.call[numbered] < 0) & (inside >= 0)
-    for _ in range(_ROUNDS):
-        nodes.call[numbered[through]] = nodes.call[inside[through]]
+    track_by_thread = _forward_tracks(events, nodes)
+    op = _making_ops(events.ops, nodes.rows, track_by_thread)
+    rows = np.flatnonzero(op >= 0)
+    nodes.has_op[rows] = True
+    ops = events.ops.take(op[rows])
+    nodes.call[rows] = running.on_threads(threads[ops.track], ops.start)
+    outer_node = nodes.innermost.on_threads(ops.track, ops.start)
+    # An operation inside a node, but outside all calls, made its nodes for the call of that node.
+    inherits = (nodes.call[rows] < 0) & (outer_node >= 0)
+    for _ in range(_MAX_BACKWARD_DEPTH):
+        nodes.call[rows[inherits]] = nodes.call[outer_node[inherits]]
     return nodes
 
 
 def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
     _, parent, _ = clip_and_nest(track, start, end, np.arange(len(start)))
-    # Two of the same extent are the same node twice, not one inside the other.
-    while (is_twice := (parent >= 0) & (start == start[parent]) & (end == end[parent])).any():
-        parent[is_twice] = parent[parent[is_twice]]
+    # Two nodes of the same extent are a duplicate, not parent and child.
+    while (is_duplicate := (parent >= 0) & (start == start[parent]) & (end == end[parent])).any():
+        parent[is_duplicate] = parent[parent[is_duplicate]]
     return parent
 
 
 def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
-    """Return the track of each forward thread, by the id that nodes know it by.
+    """Return the track of each forward thread, by autograd's id of the thread.
 
-    The profiler draws arrows from forward operations to nodes: most of them decide. Without arrows the thread that
-    has most of the numbers is meant, unless two have the same number of them.
+    The profiler draws arrows from forward operations to nodes, and the majority of them decides. Without arrows the
+    thread with most of the sequence numbers counts, unless two threads have equally many.
     """
     votes: dict[int, Counter[int]] = {}
     flows, threads = events.flows, events.threads
@@ -279,21 +280,21 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
     return {thread_id: counter.most_common(1)[0][0] for thread_id, counter in votes.items()}
 
 
-def _making_ops(ops: EventColumns, nodes: EventColumns, made_on: dict[int, int]) -> Int64Array:
+def _making_ops(ops: EventColumns, nodes: EventColumns, track_by_thread: dict[int, int]) -> Int64Array:
     """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
     order = np.lexsort((ops.start, ops.sequence, ops.track))
-    key = _key(ops.track[order], ops.sequence[order])
-    track = np.array([made_on.get(thread_id, -1) for thread_id in nodes.forward_thread.tolist()], np.int64)
-    wanted = _key(track, nodes.sequence)
-    first = np.searchsorted(key, wanted, side="left")
-    candidate = np.searchsorted(key, wanted, side="right") - 1
+    op_key = _key(ops.track[order], ops.sequence[order])
+    track = np.array([track_by_thread.get(thread_id, -1) for thread_id in nodes.forward_thread.tolist()], np.int64)
+    node_key = _key(track, nodes.sequence)
+    first = np.searchsorted(op_key, node_key, side="left")
+    candidate = np.searchsorted(op_key, node_key, side="right") - 1
     start = ops.start[order]
     while (late := (candidate >= first) & (start[candidate] >= nodes.start)).any():
         candidate[late] -= 1
-    is_made = (candidate >= first) & (track >= 0) & (nodes.sequence >= 0)
-    return np.where(is_made, order[np.maximum(candidate, 0)], -1)
+    has_op = (candidate >= first) & (track >= 0) & (nodes.sequence >= 0)
+    return np.where(has_op, order[np.maximum(candidate, 0)], -1)
 
 
 def _key(track: Int64Array, number: Int64Array) -> Int64Array:
-    """Return track and sequence number as one number, to search for both at once."""
+    """Return track and sequence number packed into one number, as a search key."""
     return (track << 44) | (number & (1 << 44) - 1)

@@ -1,12 +1,12 @@
-"""The modules of kernels inside compiled regions, drawn inside the spans of these.
+"""Spans of the modules whose kernels ran inside compiled regions.
 
 A profile names each call of a graph that Inductor compiled, and inside it each operator and kernel. The recording has
 the kernels that a graph calls, in order, and the modules of each. The n-th kernel of a name in the profile is the n-th
-of that name in the recording, if both have as many. No span goes on over a kernel that is not in the profile.
+of that name in the recording, if their numbers are equal. A span does not extend over a kernel missing in the profile.
 
-A kernel of one module is a span of that. One that is fused of several is a span of class `fused` in the module around
-all of them. Its time is divided among them by the bytes that the nodes of each read and write, equally if they are not
-known.
+A kernel of one module is part of a span of this module. A kernel fused from several modules is a span of class `fused`
+inside the module around all of them. Its time is divided among them by the bytes that the nodes of each module read and
+write, or equally if the bytes are not known.
 """
 
 import contextlib
@@ -29,37 +29,37 @@ from .event_collector import EventColumns, ProfilerEvents
 from .recorded_part import innermost_spans
 
 FUSED = "fused"
-"""The class of a kernel that is fused of several modules."""
+"""The class of a kernel that is fused from several modules."""
 TIMES = "kernel_times"
-"""A key of a graph's record: by module, the ns that its kernels took in each phase, and how many ns were divided."""
+"""Key of a graph's record: for each module the ns of its kernels in each phase, and the part that was divided."""
 _NAME = re.compile(r"(?:extern_kernels\.(?:bias_)?|torch\.ops\.\w+\.|aten\.|graph_\d+_)?([^.]+)(?:\.\w+)?")
 _TEMPLATE = re.compile(r"(?:\w+_)?kernel")
 _MAX_LABEL = 60
 
 
 class _Kernel(NamedTuple):
-    """A call of a kernel: its share of each module, by path, and the phase."""
+    """A call of a kernel."""
 
     name: str
-    shares: Mapping[str, float]
+    shares: Mapping[str, float]  # each module's share of the kernel's time, by path
     phase: int
 
 
 @dataclass(frozen=True)
 class _Graph:
-    """A compiled graph: its record in the metadata, the classes of its modules, and its kernels."""
+    """A compiled graph."""
 
-    record: dict[str, Any]
-    classes: Mapping[str, str]
+    record: dict[str, Any]  # the graph's record in the metadata
+    classes: Mapping[str, str]  # classes of the modules, by path
     kernels: Sequence[_Kernel]
 
 
 class KernelCall(NamedTuple):
-    """A kernel that ran in a compiled region: the record of its graph, its modules, and its row among the operators."""
+    """A kernel that ran in a compiled region."""
 
     graph: _Graph
     kernel: _Kernel
-    row: int
+    row: int  # the kernel's row among the operators
 
 
 def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Timeline, list[KernelCall], list[str]]:
@@ -67,11 +67,11 @@ def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Tim
 
     Args:
         timeline: the recording, in the trace's time.
-        events: the trace's.
+        events: the events of the trace.
     """
     calls, ops = events.graph_calls, events.graph_ops
     if COMPILED not in timeline.metadata or not len(calls):
-        # An older torch does not name the calls of graphs in a profile either.
+        # Profiles of an older torch do not contain the calls of graphs.
         reasons = _why_unknown(timeline.metadata)
         return timeline, [], [f"kernels in {fqn} have no modules: {why}" for fqn, why in reasons.items()]
     columns, names = timeline.columns, Numbering[Name]()
@@ -81,39 +81,39 @@ def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Tim
     graphs, rows_of_call = _known_graphs(timeline.metadata), _top_level(calls, ops)
     spans: list[tuple[int, ...]] = []
     kernel_calls: list[KernelCall] = []
-    unknown, unseen = Counter[str](), Counter[int]()
+    unknown, missing = Counter[str](), Counter[int]()
     for number in np.argsort(calls.start, kind="stable").tolist():
         outer, fqn, rows = int(region[number]), fqns[number], rows_of_call[number]
-        called = [_plain(ops.names[name]) for name in ops.name[rows].tolist()]
-        # Without a cache all graphs of a region have one key: the one counts whose kernels are called.
+        op_names = [_plain(ops.names[name]) for name in ops.name[rows].tolist()]
+        # Without a cache all graphs of a region have the same key: the graph with the most called kernels counts.
         candidates = graphs.get((fqn, calls.names[calls.name[number]]), ())
-        matched = [(graph, _match(graph.kernels, called)) for graph in candidates]
-        if not matched:
+        matches = [(graph, _match(graph.kernels, op_names)) for graph in candidates]
+        if not matches:
             unknown[fqn] += 1
             continue
-        graph, places = max(matched, key=_share_called)
-        in_graph = [(place, row) for place, row in zip(places, rows, strict=True) if place >= 0]
-        unseen[outer] += len(graph.kernels) - len(in_graph)
-        kernel_calls += [KernelCall(graph, graph.kernels[place], row) for place, row in in_graph]
-        intervals = _intervals(graph, fqn, places, rows, ops, names)
+        graph, indices = max(matches, key=_called_share)
+        kernel_rows = [(index, row) for index, row in zip(indices, rows, strict=True) if index >= 0]
+        missing[outer] += len(graph.kernels) - len(kernel_rows)
+        kernel_calls += [KernelCall(graph, graph.kernels[index], row) for index, row in kernel_rows]
+        intervals = _intervals(graph, fqn, indices, rows, ops, names)
         depth, low, high = int(columns.depth[outer]) + 1, int(columns.start[outer]), int(columns.end[outer])
         spans += [
             (max(s.start, low), min(s.end, high), *s.key, depth + s.depth, outer)  # type: ignore[misc]
             for s in spans_from_intervals(intervals)
             if max(s.start, low) < min(s.end, high)
         ]
-    without = [outer for outer, count in unseen.items() if count]
-    notes = _notes(timeline, len(calls), unknown, unseen)
-    if without:
-        columns = _with_reason(columns, without, WITH_REMEDY[NOT_IN_PROFILE])
+    incomplete_spans = [outer for outer, count in missing.items() if count]
+    notes = _notes(timeline, len(calls), unknown, missing)
+    if incomplete_spans:
+        columns = _with_reason(columns, incomplete_spans, WITH_REMEDY[NOT_IN_PROFILE])
         timeline = with_modules(timeline, columns)
     if spans:
         timeline = _with_spans(timeline, spans, name_numbers, names)
     return timeline, kernel_calls, notes
 
 
-def _notes(timeline: Timeline, call_count: int, unknown: Counter[str], unseen: Counter[int]) -> list[str]:
-    """Say of how many calls the graph is unknown, by region, and how many kernels the profile lacks, by span."""
+def _notes(timeline: Timeline, call_count: int, unknown: Counter[str], missing: Counter[int]) -> list[str]:
+    """Return notes on calls of unknown graphs (counts by region) and kernels missing in the profile (by span)."""
     notes = []
     if unknown:
         why = ", ".join(f"{fqn} is {why}" for fqn, why in _why_unknown(timeline.metadata).items() if fqn in unknown)
@@ -121,11 +121,11 @@ def _notes(timeline: Timeline, call_count: int, unknown: Counter[str], unseen: C
             f"{unknown.total()} of {call_count} calls of compiled graphs have no modules: "
             f"{why or 'their kernels are not known'}"
         )
-    if unseen.total():
+    if missing.total():
         name = timeline.columns.name
-        fqns = dict.fromkeys(timeline.names[name[outer]].fqn for outer, count in unseen.items() if count)
+        fqns = dict.fromkeys(timeline.names[name[outer]].fqn for outer, count in missing.items() if count)
         notes.append(
-            f"{unseen.total()} kernels of compiled regions are not in the profile (in {shortened([*fqns])}), so no "
+            f"{missing.total()} kernels of compiled regions are not in the profile (in {shortened([*fqns])}), so no "
             "module has their time; those in C++ are with torch._inductor.config.cpp.enable_kernel_profile = True"
         )
     return notes
@@ -134,28 +134,28 @@ def _notes(timeline: Timeline, call_count: int, unknown: Counter[str], unseen: C
 def _with_spans(
     timeline: Timeline, spans: Sequence[tuple[int, ...]], name_numbers: Int32Array, names: Iterable[Name]
 ) -> Timeline:
-    """Return the timeline with spans inside its own: start, end, name, phase, depth, and the span around.
+    """Return the timeline with additional spans, each given as start, end, name, phase, depth, and outer span.
 
-    Their names are numbers of `names`, which has each name of the timeline at its place in `name_numbers`.
+    Their names are indices into `names`; `name_numbers` maps the timeline's indices of names to these.
     """
     start, end, name, phase, depth, outer = np.array(spans, np.int64).T
     columns = timeline.columns
     track, call, step = columns.track[outer], columns.call[outer], columns.step[outer]
-    added = Slices.of(start=start, end=end, name=name, phase=phase, depth=depth, track=track, call=call, step=step)
-    renamed = replace(columns, name=name_numbers[columns.name])
-    joined = in_start_order(join_columns([renamed, added]))
+    new = Slices.of(start=start, end=end, name=name, phase=phase, depth=depth, track=track, call=call, step=step)
+    old = replace(columns, name=name_numbers[columns.name])
+    joined = in_start_order(join_columns([old, new]))
     joined = replace(joined, parent=find_parents(joined.track, joined.depth))
     return with_modules(replace(timeline, names=[*names]), joined)
 
 
 def _why_unknown(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return why kernels have no modules, by region; without the regions whose reason is not known."""
+    """Return the reasons for kernels without modules, by region; regions without a known reason are left out."""
     reasons = {fqn: why_unknown(graphs) for fqn, graphs in metadata.get(COMPILED, {}).items()}
     return {fqn: why for fqn, why in reasons.items() if why}
 
 
 def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
-    """Return the spans, with a reason in some rows why kernels in them have no modules."""
+    """Return the spans; those in `rows` have `reason` as an arg, for kernels without modules."""
     reasons = columns.arg(Arg.COMPILED_UNKNOWN)
     values = zip(reasons.rows.tolist(), reasons.values.tolist(), strict=True)
     texts = {row: reasons.text(value) for row, value in values}
@@ -166,38 +166,38 @@ def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
 def with_kernel_times(
     timeline: Timeline, calls: Sequence[KernelCall], events: ProfilerEvents, launch: Int64Array
 ) -> Timeline:
-    """Return the timeline whose metadata have the times of each module's kernels instead of the kernels.
+    """Return the timeline with the times of each module's kernels in its metadata, in place of the kernels.
 
-    A kernel that launched work on a device took the time of that work.
+    The time of a kernel that launched work on a device is the time of this work.
 
     Args:
-        timeline: with compiled graphs in its metadata.
+        timeline: the recording, in the trace's time.
         calls: the kernels that ran.
-        events: the trace's.
+        events: the events of the trace.
         launch: for each piece of work on a device the row of its launch, or -1.
     """
     if COMPILED not in timeline.metadata:
         return timeline
     rows = np.array([call.row for call in calls], np.int64)
-    took = _durations(events, events.graph_ops.take(rows), launch)
+    durations = _durations(events, events.graph_ops.take(rows), launch)
     times: dict[int, dict[str, list[float]]] = defaultdict(dict)
     fused: dict[int, dict[tuple[str, int], dict[str, float]]] = defaultdict(dict)
-    for (graph, kernel, _), duration in zip(calls, took.tolist(), strict=True):
+    for (graph, kernel, _), duration in zip(calls, durations.tolist(), strict=True):
         if len(kernel.shares) > 1:
             label = _path("", kernel.shares, graph.classes)[-1].fqn
-            of_name = fused[id(graph.record)].setdefault((label, kernel.phase), dict.fromkeys(kernel.shares, 0.0))
+            fused_times = fused[id(graph.record)].setdefault((label, kernel.phase), dict.fromkeys(kernel.shares, 0.0))
             for path, share in kernel.shares.items():
-                of_name[path] += share * duration
-        of_graph = times[id(graph.record)]
-        inside: dict[str, float] = defaultdict(float)
+                fused_times[path] += share * duration
+        graph_times = times[id(graph.record)]
+        total_shares: dict[str, float] = defaultdict(float)
         for path, share in kernel.shares.items():
-            for around in ("", *_chain(path, graph.classes)):
-                inside[around] += share
-        for path, share in inside.items():
-            counts = of_graph.setdefault(path, [0.0] * (len(PHASES) + 1))
-            counts[kernel.phase] += share * duration
-            counts[-1] += share * duration if share < 1 - 1e-9 else 0
-    measured = {
+            for outer_path in ("", *_chain(path, graph.classes)):
+                total_shares[outer_path] += share
+        for path, share in total_shares.items():
+            phase_times = graph_times.setdefault(path, [0.0] * (len(PHASES) + 1))
+            phase_times[kernel.phase] += share * duration
+            phase_times[-1] += share * duration if share < 1 - 1e-9 else 0
+    compiled = {
         region: [
             {
                 **{key: value for key, value in graph.items() if key != "kernels"},
@@ -208,7 +208,7 @@ def with_kernel_times(
         ]
         for region, graphs in timeline.metadata[COMPILED].items()
     }
-    return replace(timeline, metadata={**timeline.metadata, COMPILED: measured})
+    return replace(timeline, metadata={**timeline.metadata, COMPILED: compiled})
 
 
 def _rounded(times: Mapping[str, list[float]]) -> dict[str, Any]:
@@ -221,36 +221,36 @@ def _fused_times(fused: Mapping[tuple[str, int], Mapping[str, float]]) -> dict[s
 
 
 def _durations(events: ProfilerEvents, ops: EventColumns, launch: Int64Array) -> Int64Array:
-    """Return the ns of each kernel on its thread; if any launched work on a device, the ns of that work."""
+    """Return the ns of each kernel on its thread; if any kernel launched work on a device, the ns of this work."""
     launched = np.flatnonzero(launch >= 0)
-    of_work = events.launches.take(launch[launched])
-    took = np.zeros(len(ops), np.int64)
+    launches = events.launches.take(launch[launched])
+    work_ns = np.zeros(len(ops), np.int64)
     order = np.lexsort((ops.start, ops.track))
     for rows in split_by(ops.track[order], order):
-        work = np.flatnonzero(of_work.track == ops.track[rows[0]])
-        row = rows[np.searchsorted(ops.start[rows], of_work.start[work], side="right") - 1]
-        is_inside = (of_work.start[work] >= ops.start[row]) & (of_work.start[work] < ops.end[row])
-        np.add.at(took, row[is_inside], events.work.duration[launched[work[is_inside]]])
-    return took if took.any() else ops.duration
+        work = np.flatnonzero(launches.track == ops.track[rows[0]])
+        row = rows[np.searchsorted(ops.start[rows], launches.start[work], side="right") - 1]
+        is_inside = (launches.start[work] >= ops.start[row]) & (launches.start[work] < ops.end[row])
+        np.add.at(work_ns, row[is_inside], events.work.duration[launched[work[is_inside]]])
+    return work_ns if work_ns.any() else ops.duration
 
 
 def _known_graphs(metadata: Mapping[str, Any]) -> dict[tuple[str, str], list[_Graph]]:
     """Return the graphs whose kernels are known, by their region and the key of their calls in a profile."""
     graphs: dict[tuple[str, str], list[_Graph]] = defaultdict(list)
     for region, record in compiled_graphs(metadata):
-        named = [name.rpartition(": ") for name, *_ in record.get("work", ())]
-        classes = {path: module_class for path, _, module_class in named if path}
-        for made in record.get("kernels", ()):
-            with contextlib.suppress(IndexError):  # of a file of anybody's
-                if kernels := [_kernel(name, parts, named) for name, parts in made.get("kernels", ())]:
-                    graphs[region, made.get("key", "")].append(_Graph(record, classes, kernels))
+        labels = [name.rpartition(": ") for name, *_ in record.get("work", ())]
+        classes = {path: module_class for path, _, module_class in labels if path}
+        for entry in record.get("kernels", ()):
+            with contextlib.suppress(IndexError):  # the file may be crafted
+                if kernels := [_kernel(name, parts, labels) for name, parts in entry.get("kernels", ())]:
+                    graphs[region, entry.get("key", "")].append(_Graph(record, classes, kernels))
     return graphs
 
 
-def _kernel(name: str, parts: Sequence[Any], named: Sequence[tuple[str, str, str]]) -> _Kernel:
+def _kernel(name: str, parts: Sequence[Any], labels: Sequence[tuple[str, str, str]]) -> _Kernel:
     nbytes: Counter[str] = Counter()
     for module, _, count in parts:
-        nbytes[named[module][0]] += count
+        nbytes[labels[module][0]] += count
     total, modules = sum(nbytes.values()), len(nbytes)
     is_known = bool(total) and all(nbytes.values())
     shares = {path: count / total if is_known else 1 / modules for path, count in nbytes.items()} or {"": 1.0}
@@ -259,7 +259,7 @@ def _kernel(name: str, parts: Sequence[Any], named: Sequence[tuple[str, str, str
 
 
 def _plain(name: str) -> str:
-    """Return the part of a name that an operator and a call of it have in common.
+    """Return the part of a name that an operator and its call have in common.
 
     Example:
         >>> [*map(_plain, ["aten::mm", "extern_kernels.bias_addmm", "aten.randint.low_out", "graph_0_cpp_1"])]
@@ -271,80 +271,81 @@ def _plain(name: str) -> str:
 
 
 def _top_level(calls: EventColumns, ops: EventColumns) -> list[list[int]]:
-    """Return the operators that each call runs itself, in order."""
+    """Return the outermost operators inside each call, in order."""
     order = np.lexsort((-ops.end, ops.start, ops.track))
-    by_track = {int(ops.track[rows[0]]): (rows, ops.start[rows]) for rows in split_by(ops.track[order], order)}
-    inner: list[list[int]] = []
+    rows_by_track = {int(ops.track[rows[0]]): (rows, ops.start[rows]) for rows in split_by(ops.track[order], order)}
+    rows_by_call: list[list[int]] = []
     for track, start, end in zip(calls.track.tolist(), calls.start.tolist(), calls.end.tolist(), strict=True):
-        of_track, starts = by_track.get(track, (order[:0], order[:0]))
+        track_rows, starts = rows_by_track.get(track, (order[:0], order[:0]))
         first, last = np.searchsorted(starts, (start, end))
-        inner.append([])
-        until = start
-        for row in of_track[first:last].tolist():
-            if ops.start[row] >= until and ops.end[row] <= end:
-                inner[-1].append(row)
-                until = int(ops.end[row])
-    return inner
+        rows_by_call.append([])
+        last_end = start
+        for row in track_rows[first:last].tolist():
+            if ops.start[row] >= last_end and ops.end[row] <= end:
+                rows_by_call[-1].append(row)
+                last_end = int(ops.end[row])
+    return rows_by_call
 
 
-def _share_called(matched: tuple[_Graph, Sequence[int]]) -> float:
-    graph, places = matched
-    return sum(place >= 0 for place in places) / len(graph.kernels)
+def _called_share(match: tuple[_Graph, Sequence[int]]) -> float:
+    graph, indices = match
+    return sum(index >= 0 for index in indices) / len(graph.kernels)
 
 
-def _match(kernels: Sequence[_Kernel], called: Sequence[str]) -> list[int]:
-    """Return the place of each called operator among the kernels; -1 if its name is called more or less often."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for place, kernel in enumerate(kernels):
-        places[kernel.name].append(place)
-    count = Counter(called)
-    # A template, as of a product, is called by its sizes in a profile: `gemm_m64n96k64_kernel`.
-    absent = [place for name, of_name in places.items() if not count[name] for place in of_name]
-    unnamed = sum(bool(_TEMPLATE.fullmatch(name)) for name in called)
-    templates = iter(sorted(absent) if len(absent) == unnamed else ())
-    left = {name: iter(of_name) for name, of_name in places.items() if count[name] == len(of_name)}
+def _match(kernels: Sequence[_Kernel], op_names: Sequence[str]) -> list[int]:
+    """Return the index of the kernel of each operator; -1 if the numbers of operators and kernels of a name differ."""
+    indices_by_name: dict[str, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(kernels):
+        indices_by_name[kernel.name].append(index)
+    count = Counter(op_names)
+    # The name of a template, such as for a matrix product, has its sizes in a profile: `gemm_m64n96k64_kernel`.
+    uncalled = [index for name, indices in indices_by_name.items() if not count[name] for index in indices]
+    template_count = sum(bool(_TEMPLATE.fullmatch(name)) for name in op_names)
+    templates = iter(sorted(uncalled) if len(uncalled) == template_count else ())
+    kernels_of = {name: iter(indices) for name, indices in indices_by_name.items() if count[name] == len(indices)}
     return [
-        next(left[name] if name in left else templates if _TEMPLATE.fullmatch(name) else iter(()), -1)
-        for name in called
+        next(kernels_of[name] if name in kernels_of else templates if _TEMPLATE.fullmatch(name) else iter(()), -1)
+        for name in op_names
     ]
 
 
 def _chain(path: str, classes: Mapping[str, str]) -> list[str]:
-    """Return the modules around one of a region, the outermost first, and itself."""
+    """Return the paths of the modules around a module of a region, outermost first, and its own path."""
     parts = path.split(".")
-    return [around for length in range(1, len(parts) + 1) if (around := ".".join(parts[:length])) in classes]
+    prefixes = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return [prefix for prefix in prefixes if prefix in classes]
 
 
 def _intervals(
-    graph: _Graph, fqn: str, places: Sequence[int], rows: Sequence[int], ops: EventColumns, names: Numbering[Name]
+    graph: _Graph, fqn: str, indices: Sequence[int], rows: Sequence[int], ops: EventColumns, names: Numbering[Name]
 ) -> Iterator[LabelledInterval]:
-    """Yield the kernels that a graph ran, each with the keys of the spans around it: their name and phase."""
-    before = -1
-    for place, row in zip(places, rows, strict=True):
+    """Yield the kernels that a graph ran, each with the name and phase of the spans around it."""
+    last_index = -1
+    for index, row in zip(indices, rows, strict=True):
         start, end = int(ops.start[row]), int(ops.end[row])
-        if place != before + 1:
+        if index != last_index + 1:
             yield LabelledInterval(start, start, ())
-        if place < 0:
+        if index < 0:
             continue
-        before = place
-        kernel = graph.kernels[place]
+        last_index = index
+        kernel = graph.kernels[index]
         yield LabelledInterval(
             start, end, [(names[name], kernel.phase) for name in _path(fqn, kernel.shares, graph.classes)]
         )
 
 
 def _path(fqn: str, shares: Mapping[str, float], classes: Mapping[str, str]) -> list[Name]:
-    """Return the names of the spans of a kernel: the modules around all of its modules; `fused` if it has several."""
+    """Return the names of a kernel's spans: the modules around all of its modules, and `fused` if it has several."""
     chains = [_chain(path, classes) for path in shares]
-    common = [around for around, *others in zip(*chains, strict=False) if all(other == around for other in others)]
-    path, around = [], ""
+    common = [paths[0] for paths in zip(*chains, strict=False) if len(set(paths)) == 1]
+    names, outer = [], ""
     for inner in common:
-        below = inner[len(around) + 1 :] if around else inner
-        path.append(Name(f"{below}: {classes[inner]}", f"{fqn}.{inner}", classes[inner]))
-        around = inner
+        label = inner[len(outer) + 1 :] if outer else inner
+        names.append(Name(f"{label}: {classes[inner]}", f"{fqn}.{inner}", classes[inner]))
+        outer = inner
     if len(shares) > 1:
-        inside = [path[len(around) + 1 :] if around else path for path in shares]
-        text = " + ".join(below or "itself" for below in inside)
-        label = text if len(text) <= _MAX_LABEL else f"{inside[0] or 'itself'} + {len(inside) - 1} more"
-        path.append(Name(f"{label}: {FUSED}", ".".join(filter(None, (fqn, around, text))), FUSED))
-    return path
+        labels = [path[len(outer) + 1 :] if outer else path for path in shares]
+        text = " + ".join(label or "itself" for label in labels)
+        label = text if len(text) <= _MAX_LABEL else f"{labels[0] or 'itself'} + {len(labels) - 1} more"
+        names.append(Name(f"{label}: {FUSED}", ".".join(filter(None, (fqn, outer, text))), FUSED))
+    return names

@@ -1,4 +1,4 @@
-"""The part of a recording that a trace is about, and which of its calls ran on a thread at a moment."""
+"""The part of a recording that a trace covers, and the lookup of the call that ran on a thread at a moment."""
 
 import re
 from dataclasses import replace
@@ -15,7 +15,7 @@ from .event_collector import ProfilerEvents
 
 
 class CallIndex:
-    """Finds a call by any of its spans: each call is known by its forward span."""
+    """Finds the call of any span; the forward span of a call identifies it."""
 
     def __init__(self, timeline: Timeline) -> None:
         columns = timeline.columns
@@ -26,7 +26,7 @@ class CallIndex:
         self._paths: dict[int, tuple[int, ...]] = {}
 
     def forward_span_of(self, span: int) -> int:
-        """Return the forward span of the call that a span belongs to, or the span itself if there is none."""
+        """Return the forward span of a span's call, or the span itself if the call has no forward span."""
         columns = self._columns
         if columns.phase[span] == FORWARD:
             return span
@@ -38,9 +38,9 @@ class CallIndex:
         path = self._paths.get(span)
         if path is None:
             call = self.forward_span_of(span)
-            around = int(self._columns.parent[call])
-            in_same_phase = around >= 0 and self._columns.phase[around] == self._columns.phase[call]
-            path = self._paths[span] = (*(self.path(around) if in_same_phase else ()), call)
+            outer = int(self._columns.parent[call])
+            in_same_phase = outer >= 0 and self._columns.phase[outer] == self._columns.phase[call]
+            path = self._paths[span] = (*(self.path(outer) if in_same_phase else ()), call)
         return path
 
 
@@ -50,7 +50,7 @@ def threads_of(timeline: Timeline) -> Int64Array:
 
 
 def runs_module_code(columns: Slices) -> BoolArray:
-    """Return which spans are forward or recompute: these run a module's own code."""
+    """Return a mask of the forward and recompute spans, which run a module's own code."""
     is_module_code: BoolArray = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
     return is_module_code
 
@@ -65,41 +65,41 @@ _SPECIAL_ANNOTATION = re.compile(r"ProfilerStep#|(?:nccl|rccl|gloo|mpi|ucc|xccl)
 
 
 def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
-    """Return start and end of what was profiled, in ns from the trace's base; None if the trace does not say.
+    """Return start and end of the profiled time in ns from the trace's base; None if they are not known.
 
-    It reaches from the profiler's start to its stop, and as far as its slices do.
+    The time contains the profiler's start and stop, if the trace has them, and all slices.
     """
-    ends = [events.window] if events.window is not None else []
-    ends += [(events.first, events.last)] if events.first <= events.last else []
-    return (min(start for start, _ in ends), max(end for _, end in ends)) if ends else None
+    windows = [events.window] if events.window is not None else []
+    windows += [(events.first, events.last)] if events.first <= events.last else []
+    return (min(start for start, _ in windows), max(end for _, end in windows)) if windows else None
 
 
 def without_annotated_ranges(timeline: Timeline, events: ProfilerEvents) -> Timeline:
     """Return the timeline without the ranges that the profiler shows as annotations of the same names."""
-    shown = set(events.regions.names)
-    dropped = [name.label in shown or _SPECIAL_ANNOTATION.match(name.label) is not None for name in timeline.names]
-    if not dropped:
+    labels = set(events.regions.names)
+    is_dropped = [name.label in labels or _SPECIAL_ANNOTATION.match(name.label) is not None for name in timeline.names]
+    if not is_dropped:
         return timeline
     slices = timeline.slices
-    kept = (slices.kind != RANGE) | ~np.array(dropped, np.bool_)[slices.name]
-    return keep_rows(timeline, np.flatnonzero(kept), cut_links=False)
+    stays = (slices.kind != RANGE) | ~np.array(is_dropped, np.bool_)[slices.name]
+    return keep_rows(timeline, np.flatnonzero(stays), cut_links=False)
 
 
 def drop_unused(timeline: Timeline) -> Timeline:
-    """Return the timeline without the names, tracks and counters that nothing in it refers to.
+    """Return the timeline without unused names, tracks and counters.
 
-    A long recording has seen threads and modules that did not run while the profiler did.
+    A long recording contains threads and modules that did not run while the profiler did.
     """
-    used = np.zeros(len(timeline.tracks), np.bool_)
-    used[timeline.slices.track] = True
-    if not used.any():
+    is_used = np.zeros(len(timeline.tracks), np.bool_)
+    is_used[timeline.slices.track] = True
+    if not is_used.any():
         return timeline
-    timeline = keep_tracks(timeline, used)
+    timeline = keep_tracks(timeline, is_used)
     slices = timeline.slices
-    named = slices.name >= 0
-    used_names, name = np.unique(slices.name[named], return_inverse=True)
+    has_name = slices.name >= 0
+    used_names, name = np.unique(slices.name[has_name], return_inverse=True)
     new_name = np.full(len(slices), -1, np.int32)
-    new_name[named] = name
+    new_name[has_name] = name
     return replace(
         timeline,
         slices=replace(slices, name=new_name),
@@ -109,7 +109,7 @@ def drop_unused(timeline: Timeline) -> Timeline:
 
 
 def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
-    """Return the step of each moment, in ns from the base, by the `ProfilerStep#` ranges; 0 if there are none."""
+    """Return the step of each moment (ns from the base), by the `ProfilerStep#` ranges; 0 without such ranges."""
     steps = events.steps
     if not len(steps):
         return np.zeros(len(time), np.int64)
@@ -118,12 +118,12 @@ def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
 
 
 def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
-    """Return a timeline in the trace's time with the steps that the profiler counted, if it has none of its own."""
+    """Return a timeline in the trace's time, with the profiler's steps if it has no steps of its own."""
     columns, steps = timeline.columns, events.steps
-    counted = len(timeline.step_ends) or bool(columns.step.any())
-    if counted or not len(steps) or not len(columns):
+    has_steps = len(timeline.step_ends) or bool(columns.step.any())
+    if has_steps or not len(steps) or not len(columns):
         return timeline
-    # A step ends where the next begins, and the last one with its own range.
+    # A step ends at the start of the next step, and the last step at the end of its range.
     ends = [*zip([*steps.start[1:].tolist(), int(steps.end.max())], steps.step.tolist(), strict=True)]
     if steps.step[0] > 0 and columns.start[0] < steps.start[0]:
         ends.insert(0, (int(steps.start[0]), int(steps.step[0]) - 1))
@@ -136,13 +136,13 @@ def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
 
 
 _NO_DEVICE_TIMES = (
-    "the recording's device times were left out: of streams the trace has the profiler's kernels, and two rows of one "
-    "stream would count twice; 'modtrace view' of the recording shows them"
+    "the recording's device times were left out: the trace has the profiler's kernels of each stream, and a second row "
+    "of a stream would count twice; 'modtrace view' of the recording shows them"
 )
 
 
 def recorded_pid(events: ProfilerEvents, timeline: Timeline | None) -> int | str:
-    """Return the process of a recording: its own if the trace has it, else the one with most CPU slices."""
+    """Return the pid of a recording's process if the trace has it, or the pid with the most CPU slices."""
     pids = events.cpu_pids
     if timeline is not None:
         for track in timeline.tracks:
@@ -152,7 +152,7 @@ def recorded_pid(events: ProfilerEvents, timeline: Timeline | None) -> int | str
 
 
 def pids_with_modules(events: ProfilerEvents) -> list[int | str]:
-    """Return the processes of which a trace shows modules, else ranges; the one with most CPU slices first."""
+    """Return the processes with modules in a trace, or with ranges if none has modules; most CPU slices first."""
     kinds = [events.thread_names.get(key, "").partition(" · ")[0] for key in events.tracks]
     has_calls = np.array([kind in ("forward", "backward") for kind in kinds] or [False])
     calls = events.calls.take(has_calls[events.calls.track])
@@ -164,9 +164,9 @@ def pids_with_modules(events: ProfilerEvents) -> list[int | str]:
 
 
 def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]:
-    """Return what a timeline has of the threads of one process, and what was left out.
+    """Return the part of a timeline on the threads of one process, and notes on the parts left out.
 
-    If the timeline has a single process, these are all its threads, whatever the process' pid.
+    A timeline of a single process keeps all its threads, even if the process has another pid.
     """
     notes = [_NO_DEVICE_TIMES] if any(key in timeline.metadata for key in DEVICE_METADATA) else []
     metadata = {key: value for key, value in timeline.metadata.items() if key not in DEVICE_METADATA}
@@ -175,16 +175,16 @@ def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]
     if len(processes) <= 1:
         return timeline, notes
     process = next((process for process in processes if process.pid == pid), timeline.tracks[0].process)
-    kept = keep_tracks(timeline, np.array([track.process == process for track in timeline.tracks], np.bool_))
-    kept = replace(kept, counters=[counter for counter in timeline.counters if counter.process == process])
+    counters = [counter for counter in timeline.counters if counter.process == process]
+    timeline = keep_tracks(timeline, np.array([track.process == process for track in timeline.tracks], np.bool_))
     notes.append(f"{len(processes) - 1} other processes of the recording were left out: the trace is of pid {pid}")
-    return kept, notes
+    return replace(timeline, counters=counters), notes
 
 
 def with_pid(timeline: Timeline, pid: int | str) -> tuple[Timeline, Process]:
-    """Return a timeline of one process under the pid that the trace has of it, and that process.
+    """Return a timeline of one process under its pid in the trace, and the process with this pid.
 
-    The trace was made where the process had another pid: in a container, or by hand.
+    The pids differ if the trace was made in a container or by hand.
     """
     process = timeline.tracks[0].process if timeline.tracks else Process(pid if isinstance(pid, int) else 0)
     if not isinstance(pid, int) or process.pid == pid:
