@@ -256,7 +256,7 @@ def test_garbage_behind_a_gzip_member_is_told(tmp_path: Path) -> None:
     (violation,) = check(trace).faults
 
     where = f"before byte {len(whole) + 7} (Not a gzipped file (b'ga'))"
-    assert str(violation) == f"unreadable: the gzip data is broken, or something else follows it, {where}"
+    assert str(violation) == f"unreadable: the gzip data is broken, or other data follows it, {where}"
 
 
 def test_any_one_change_of_a_good_trace_gives_violations_or_none(tmp_path: Path) -> None:

@@ -181,16 +181,16 @@ def _least(name: str, value: int) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (_least("name", 7), "the name of a slice is not there"),
-        (_least("track", -1), "the track of a slice is not there"),
-        (_least("kind", 99), "the kind of a slice is not there"),
-        (_least("parent", 5), "a slice is around one before it"),
+        (_least("name", 7), "the name of a slice is missing"),
+        (_least("track", -1), "the track of a slice is missing"),
+        (_least("kind", 99), "the kind of a slice is missing"),
+        (_least("parent", 5), "a slice comes before its parent"),
         (_least("end", -50), "a slice ends before it starts"),
         (lambda head: head["columns"].update(start=[10**12, 0, 0, []]), "a column has 1000000000000 values"),
-        (lambda head: head.update(rows=10**12), "its table is not whole"),
+        (lambda head: head.update(rows=10**12), "its table is incomplete"),
         (lambda head: head["args"].update(shapes=[[1, 9, 9, []], [1, 0, 0, []], ["x"]]), "the shapes of a slice"),
         (lambda head: head["args"].update(shapes=[[1, 0, 0, []], [1, 0, 3, []], ["x"]]), "the shapes of a slice"),
-        (lambda head: head["args"].update(shapes=[[1, 0, 0, []], [1, 0, 0, []], [7]]), "7 is no text"),
+        (lambda head: head["args"].update(shapes=[[1, 0, 0, []], [1, 0, 0, []], [7]]), "7 is not a text"),
     ],
 )
 def test_a_crafted_table_is_refused(change: Callable[[dict[str, Any]], None], fault: str) -> None:

@@ -169,9 +169,9 @@ def test_kernels_that_overlap_are_said_where_viewers_drop_them(
 ) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": on_stream(*work)}))
-    notes = [note for note in merge(path, None, tmp_path / "out.json").notes if "row beside" in note]
+    notes = [note for note in merge(path, None, tmp_path / "out.json").notes if "extra row" in note]
     assert [note.split()[0] for note in notes] == [str(overlapping)] * bool(overlapping)
-    assert not [note for note in merge(path, None, tmp_path / "out.pftrace").notes if "row beside" in note]
+    assert not [note for note in merge(path, None, tmp_path / "out.pftrace").notes if "extra row" in note]
     assert [fault.rule for fault in check(path).faults] == ["partial-overlap"] * overlapping
     assert check(tmp_path / "out.pftrace").faults == []
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._arrays import AnyArray, BoolArray, Int32Array, Int64Array, split_by
-from ..formats.chrome_values import find_ended
+from ..formats.chrome_values import find_open_begin
 from ..formats.event_table import BEGIN, SLICE
 from ..profiler.device_work import possible_ends
 from ..timeline.nesting import nest_times
@@ -200,7 +200,7 @@ class TrackLayout:
                 begins.append(stack.pop())
                 ends.append(index)
                 continue
-            if (match := find_ended(stack, name_of, name)) < 0:
+            if (match := find_open_begin(stack, name_of, name)) < 0:
                 subject = f"{self.names[name]!r} ends" if name else "an end"
                 message = f"{subject} where nothing of that name is open"
                 self.unbegun.append(Fault("end-without-begin", message, position_of[index]))

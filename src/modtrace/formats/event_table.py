@@ -11,7 +11,7 @@ import numpy as np
 
 from .._arrays import AnyIntArray, BoolArray, Float64Array, Int32Array, Int64Array, Numbering, UInt8Array, split_by
 from .._interrupts import cached_property
-from .chrome_values import MAX_TIME_US, TrackKey, find_ended, is_int64, microseconds_to_ns
+from .chrome_values import MAX_TIME_US, TrackKey, find_open_begin, is_int64, microseconds_to_ns
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """Errors that reading a malformed event raises."""
@@ -208,7 +208,7 @@ class EventTable:
 
     @cached_property
     def pairs(self) -> tuple[Int64Array, Int64Array]:
-        """The rows of each B and of the E that ends it, as `find_ended` pairs them."""
+        """The rows of each B and of the E that ends it, as `find_open_begin` pairs them."""
         halves = np.flatnonzero(np.isin(self.written_phase, (BEGIN, END)) & self._is_timed)
         begins, ends = list[int](), list[int]()
         is_begin, kinds, numbers = self.written_phase == BEGIN, [*self.kinds], Numbering[str]()
@@ -220,7 +220,7 @@ class EventTable:
             for index, begins_slice in enumerate(is_begin[rows].tolist()):
                 if begins_slice:
                     open_begins.append(index)
-                elif (position := find_ended(open_begins, names, names[index])) >= 0:
+                elif (position := find_open_begin(open_begins, names, names[index])) >= 0:
                     begins.append(rows[open_begins[position]])
                     ends.append(rows[index])
                     del open_begins[position:]

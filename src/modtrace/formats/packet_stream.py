@@ -10,12 +10,12 @@ PACKET_TAG = 0x0A
 """The byte before every packet: field 1 of the message Trace, with a length."""
 
 MAX_VARINT_BYTES = 10
-_SHORT = 0x80
-"""A shorter packet has one byte for its length, as most have: to find where they end takes most of the time."""
+_SHORT_BYTES = 0x80
+"""Size below which the length of a packet is a single byte; most packets are this short, and handled in a fast loop."""
 
 
 def varint_bytes(value: int) -> bytes:
-    """Return a number, which is not negative, as a varint: seven bits to a byte, the lowest first."""
+    """Return a number of 0 or more as a varint: seven bits per byte, the lowest first."""
     digits = bytearray()
     while value > 0x7F:
         digits.append(value & 0x7F | 0x80)
@@ -25,7 +25,7 @@ def varint_bytes(value: int) -> bytes:
 
 
 def read_varint(data: bytes | bytearray, offset: int) -> tuple[int, int]:
-    """Return the varint at `offset` and where it ends; raises IndexError if it is cut off, ValueError if it is none."""
+    """Return the varint at `offset` and its end; raises IndexError if it is cut off, ValueError if it is too long."""
     value = shift = 0
     for end, byte in enumerate(data[offset : offset + MAX_VARINT_BYTES], offset + 1):
         value |= (byte & 0x7F) << shift
@@ -41,8 +41,8 @@ class FramingError(ValueError):
     """The bytes are not a packet, or not one that modtrace reads.
 
     Attributes:
-        offset: where the packet should begin.
-        kind: whether it is none, is larger than any that is read, or is cut off by the end of the file.
+        offset: the expected start of the packet.
+        kind: "none" if no packet starts there, "too large" if it exceeds a limit, "cut off" by the end of the file.
     """
 
     def __init__(self, message: str, offset: int, kind: Literal["none", "too large", "cut off"] = "none") -> None:
@@ -52,23 +52,23 @@ class FramingError(ValueError):
 
 
 def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | None:
-    """Return the bounds of the packet at `offset`, None if the data end before it; raises FramingError if none is."""
+    """Return start and end of the packet at `offset`; None if the data end in it; raises FramingError for no packet."""
     if data[offset] != PACKET_TAG:
-        raise FramingError(f"a packet should begin here, and there is 0x{data[offset]:02x}", offset)
+        raise FramingError(f"expected the start of a packet (0x0a), found 0x{data[offset]:02x}", offset)
     try:
-        length, begin = read_varint(data, offset + 1)
+        length, start = read_varint(data, offset + 1)
     except IndexError:
         return None
     except ValueError:
         raise FramingError("the length of a packet is not a number", offset) from None
     if length > MAX_PACKET_BYTES:
-        message = f"a packet of {length:,} bytes; none is read that has more than {MAX_PACKET_BYTES:,}"
+        message = f"a packet of {length:,} bytes; packets of more than {MAX_PACKET_BYTES:,} are not read"
         raise FramingError(message, offset, "too large")
-    return (begin, begin + length) if begin + length <= len(data) else None
+    return (start, start + length) if start + length <= len(data) else None
 
 
 def _checked_bounds(data: bytearray, offset: int) -> tuple[int, int] | None:
-    """Return what `packet_bounds` does; raises FramingError also for a packet that takes too much memory."""
+    """Return the result of `packet_bounds`; raises FramingError also for a packet that would need too much memory."""
     bounds = packet_bounds(data, offset)
     if bounds is not None and bounds[1] - bounds[0] >= MIN_CHECKED_PACKET_BYTES:
         try:
@@ -80,20 +80,20 @@ def _checked_bounds(data: bytearray, offset: int) -> tuple[int, int] | None:
 
 
 def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield some whole packets, first one alone, then up to `size` bytes: their offset, and their bytes.
+    """Yield offset and bytes of batches of complete packets: first a single packet, then up to `size` bytes.
 
-    A packet that has more bytes than `size` comes alone. Raises FramingError, after the packets before it, if the bytes
-    where a packet should begin are none, or the last packet is cut off.
+    A packet larger than `size` is a batch of its own. Raises FramingError, after all earlier packets, at bytes that are
+    not a packet, or if the last packet is cut off.
     """
     data, base = bytearray(), 0
     for block in itertools.chain(blocks, [None]):
         data += block or b""
-        begin = end = 0
+        start = end = 0
         fault = None
-        last = len(data) - _SHORT - 1
+        last = len(data) - _SHORT_BYTES - 1
         while end < len(data):
-            until = min(last, begin + size - _SHORT) if base + begin else 0
-            while end < until and data[end] == PACKET_TAG and (length := data[end + 1]) < _SHORT:
+            limit = min(last, start + size - _SHORT_BYTES) if base + start else 0
+            while end < limit and data[end] == PACKET_TAG and (length := data[end + 1]) < _SHORT_BYTES:
                 end += 2 + length
             try:
                 bounds = _checked_bounds(data, end)
@@ -104,15 +104,15 @@ def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, by
                 if block is None:
                     fault = FramingError("it is cut off within a packet", base + end, "cut off")
                 break
-            if end > begin and bounds[1] - begin > size:
-                yield base + begin, bytes(data[begin:end])
-                begin = end
+            if end > start and bounds[1] - start > size:
+                yield base + start, bytes(data[start:end])
+                start = end
             end = bounds[1]
-            if base + begin == 0:
+            if base + start == 0:
                 yield 0, bytes(data[:end])
-                begin = end
-        if end > begin:
-            yield base + begin, bytes(data[begin:end])
+                start = end
+        if end > start:
+            yield base + start, bytes(data[start:end])
         if fault is not None:
             raise fault
         del data[:end]

@@ -1,12 +1,13 @@
-"""A timeline as bytes: what a written trace carries, so that it is read again as it was.
+"""A timeline as bytes: the table in a written trace, from which the timeline is read again without loss.
 
-A table is blocks, each with a header in JSON and columns behind it. All but the last hold slices; the last holds the
-rest. A column is a number that all values have in common, and planes. The first plane is the lowest byte of each value,
-the second the next byte, and so on; each is packed if that saves room.
+A table consists of blocks, each with a header in JSON and columns after it. The last block has names, tracks, marks,
+counters and metadata; all other blocks have slices. A column consists of planes and a minimum, which is subtracted from
+all values. The first plane is the lowest byte of each value, the second the next byte, and so on; each is compressed if
+that saves space.
 
     values  1790000000000000100, …160, …190        start: differences
-    header  [1790000000000000100, 30, [3]]         first value, least difference, bytes of each plane
-    plane   0 30 0                                 the differences less 30
+    header  [3, 1790000000000000100, 30, [0]]      count, first value, minimum difference, compressed size of each plane
+    plane   30 30 0                                the differences 60, 60 and 30, minus 30; the first one is not used
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ from ..timeline.slices import DTYPES, KINDS, MODULE, ArgColumn, Args, in_start_o
 from .limits import check_nested_json, escaped_json
 
 FORMAT_VERSION = 2
-"""The version of a table; a reader refuses others."""
+"""The version of a table; a reader refuses other versions."""
 
 _BLOCK_ROWS = 1 << 18
 _SIZES = struct.Struct("<II")
-"""Before each block: the bytes of its header, and of its columns."""
+"""The sizes in bytes of a block's header and columns, written before the block."""
 _LEVEL = 1
-_PROBE = 1 << 12
-"""Bytes of a plane that are packed first, to see whether that saves room."""
-_WORTH = 0.7
-_LEAST_HEAD = 1 << 22
-"""Bytes that the header of a block may have beside what the trace holds too."""
+_PROBE_BYTES = 1 << 12
+"""Size of the part of a plane that is compressed first, to check whether compression saves space."""
+_MAX_PACKED_RATIO = 0.7
+"""Maximum ratio of compressed to plain size for a plane to be compressed."""
+_FREE_HEAD_BYTES = 1 << 22
+"""Size that the header of a block may have regardless of the size of the trace."""
 _DIFFERENCES = frozenset({"start", "link", "call", "step", "rows", "time"})
-"""Columns of which the differences are small."""
+"""Columns that are stored as differences, which are small."""
 
 _EDITED = (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 DAMAGED = (*_EDITED, struct.error, zlib.error)
-"""The errors that reading a table raises if it is not as it was written."""
+"""Errors that reading a changed or damaged table raises."""
 
 
 class TableWriter:
@@ -56,41 +58,41 @@ class TableWriter:
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
         self._rows = 0
-        self._used: BoolArray = np.zeros(0, np.bool_)
+        self._is_used: BoolArray = np.zeros(0, np.bool_)
 
     def add(self, part: Timeline) -> None:
-        """Add the modules of a part; the last part has all other slices too."""
+        """Add the modules of a part; the last part also has all other slices."""
         self._add(part.columns)
-        self._last = part
+        self._last_part = part
 
-    def _add(self, slices: Slices, before: int = 0) -> None:
-        """Add slices, with parents that count from so many before them."""
+    def _add(self, slices: Slices, first_row: int = 0) -> None:
+        """Add slices, whose first one is row `first_row` in the numbering of parents."""
         for first in range(0, len(slices), _BLOCK_ROWS):
             last = min(first + _BLOCK_ROWS, len(slices))
             part = slices.take(slice(first, last))
             columns = {name: getattr(part, name) for name in DTYPES}
             columns["end"] = part.end - part.start
-            columns["parent"] = np.where(part.parent >= 0, before + np.arange(first, last) - part.parent, 0)
+            columns["parent"] = np.where(part.parent >= 0, first_row + np.arange(first, last) - part.parent, 0)
             self._note_names(part.name)
             self._blocks.append(_pack(columns, part.args, {"rows": last - first}))
         self._rows += len(slices)
 
     def _note_names(self, name: AnyArray) -> None:
-        most = int(name.max(initial=-1)) + 1
-        if most > len(self._used):
-            self._used = np.pad(self._used, (0, most - len(self._used)))
-        self._used[name[name >= 0]] = True
+        count = int(name.max(initial=-1)) + 1
+        if count > len(self._is_used):
+            self._is_used = np.pad(self._is_used, (0, count - len(self._is_used)))
+        self._is_used[name[name >= 0]] = True
 
     def finish(self) -> bytes:
-        """Return the table, with the names of slices; raises WriteError if the metadata are no JSON values."""
-        timeline = self._last
-        modules = len(timeline.columns)
-        self._add(timeline.slices.take(slice(modules, None)), modules)
+        """Return the table, with the names of slices; raises WriteError if the metadata are not JSON values."""
+        timeline = self._last_part
+        module_count = len(timeline.columns)
+        self._add(timeline.slices.take(slice(module_count, None)), module_count)
         processes = processes_of(timeline)
-        used = np.flatnonzero(self._used)
-        names = [timeline.names[row] for row in used.tolist()]
+        name_numbers = np.flatnonzero(self._is_used)
+        names = [timeline.names[number] for number in name_numbers.tolist()]
         moments = np.array([mark.time_ns for mark in timeline.marks], np.int64)
-        columns: dict[str, AnyArray] = {"name numbers": used, "time of marks": moments}
+        columns: dict[str, AnyArray] = {"name numbers": name_numbers, "time of marks": moments}
         for number, counter in enumerate(timeline.counters):
             columns |= {f"time {number}": counter.time, f"value {number}": counter.value}
         head = {
@@ -113,7 +115,7 @@ class TableWriter:
 
 
 def processes_of(timeline: Timeline) -> list[Process]:
-    """Return the processes of a timeline in the order in which its tracks, then its counters, name them."""
+    """Return the distinct processes of a timeline's tracks, then of its counters, in their order."""
     return list(dict.fromkeys([t.process for t in timeline.tracks] + [c.process for c in timeline.counters]))
 
 
@@ -124,35 +126,35 @@ def pack_table(timeline: Timeline) -> bytes:
     return writer.finish()
 
 
-def unpack_table(data: bytes, most: int) -> Timeline:
-    """Return a table's timeline, of at most `most` slices, samples and characters, or raise one of `DAMAGED`."""
-    *blocks, (head, rest, _) = list(_unpack(data, most))
+def unpack_table(data: bytes, max_items: int) -> Timeline:
+    """Return a table's timeline, of up to `max_items` slices and samples, or raise one of `DAMAGED`."""
+    *blocks, (head, last_columns, _) = list(_unpack(data, max_items))
     if head["format"] != FORMAT_VERSION:
         raise ValueError(f"its table has format {head['format']}, and this version reads {FORMAT_VERSION}")
     if sum(block["rows"] for block, _, _ in blocks) != head["rows"]:
-        raise ValueError("its table is not whole")
-    columns = {name: np.empty(head["rows"], kind) for name, kind in DTYPES.items()}
+        raise ValueError("its table is incomplete")
+    columns = {name: np.empty(head["rows"], dtype) for name, dtype in DTYPES.items()}
     first, args = 0, list[tuple[int, Args]]()
-    for block, part, args_of_block in blocks:
+    for block, part, block_args in blocks:
         last = first + block["rows"]
         part["end"] += part["start"]
         part["parent"] = np.where(part["parent"] > 0, np.arange(first, last) - part["parent"], -1)
         for name, column in columns.items():
             column[first:last] = part[name]
-        _check_args(args_of_block, block["rows"])
-        args.append((first, args_of_block))
+        _check_args(block_args, block["rows"])
+        args.append((first, block_args))
         first = last
     names = [Name(*texts) for texts in zip(*head["names"], strict=True)]
     _check_texts(names)
-    numbers = np.append(-1, rest["name numbers"])
-    place = np.searchsorted(numbers, columns["name"])
-    if np.any(np.append(numbers, numbers[:1])[place] != columns["name"]):
-        raise ValueError("the name of a slice is not there")
-    columns["name"] = (place - 1).astype(np.int32)
+    numbers = np.append(-1, last_columns["name numbers"])
+    index = np.searchsorted(numbers, columns["name"])
+    if np.any(np.append(numbers, numbers[:1])[index] != columns["name"]):
+        raise ValueError("the name of a slice is missing")
+    columns["name"] = (index - 1).astype(np.int32)
     processes = [Process(*process) for process in head["processes"]]
     slices = Slices(**columns, args=join_args(args))
     _check(slices, len(names), len(head["tracks"]))
-    slices = in_start_order(slices)  # of threads that took turns, parts can begin before others end
+    slices = in_start_order(slices)  # parts of threads that took turns may overlap
     marks = [*zip(*head["marks"], strict=True)]
     _check_texts([*marks, *((track[0], track[1]) for track in head["tracks"])])
     return Timeline(
@@ -160,10 +162,10 @@ def unpack_table(data: bytes, most: int) -> Timeline:
         names=names,
         tracks=[Track(kind, thread, tid, processes[n], *device) for kind, thread, tid, n, *device in head["tracks"]],
         stats=Stats(**head["stats"]),
-        marks=[Mark(time, *mark) for time, mark in zip(rest["time of marks"].tolist(), marks, strict=True)],
+        marks=[Mark(time, *mark) for time, mark in zip(last_columns["time of marks"].tolist(), marks, strict=True)],
         counters=[
-            CounterSeries(name, unit, processes[process], rest[f"time {number}"], rest[f"value {number}"])
-            for number, (name, unit, process) in enumerate(head["counters"])
+            CounterSeries(name, unit, processes[process], last_columns[f"time {index}"], last_columns[f"value {index}"])
+            for index, (name, unit, process) in enumerate(head["counters"])
         ],
         metadata=fit_metadata(head["metadata"]),
         groups=[Group(name, tuple(ranks), description) for name, ranks, description in head["groups"]],
@@ -174,130 +176,131 @@ def unpack_table(data: bytes, most: int) -> Timeline:
 
 
 def _check(slices: Slices, names: int, tracks: int) -> None:
-    """Raise if a slice refers to what is not there, or ends before it begins."""
+    """Raise if a slice refers to a missing name, track or parent, or ends before it starts."""
     bounds = {"name": (-1, names), "track": (0, tracks), "phase": (0, len(PHASES)), "kind": (0, len(KINDS))}
-    for name, (least, end) in bounds.items():
+    for name, (minimum, end) in bounds.items():
         column = getattr(slices, name)
-        if np.any((column < least) | (column >= end)):
-            raise ValueError(f"the {name} of a slice is not there")
+        if np.any((column < minimum) | (column >= end)):
+            raise ValueError(f"the {name} of a slice is missing")
     if np.any(slices.name[slices.kind == MODULE] < 0):
         raise ValueError("a module has no name")
     if np.any(slices.parent >= np.arange(len(slices))) or np.any(slices.parent < -1):
-        raise ValueError("a slice is around one before it")
+        raise ValueError("a slice comes before its parent")
     if np.any(slices.end < slices.start):
         raise ValueError("a slice ends before it starts")
 
 
 def _check_args(args: Args, rows: int) -> None:
-    """Raise if the args of a block refer to rows or texts that are not there."""
+    """Raise if the args of a block refer to missing rows or texts."""
     for name, column in args.items():
-        least, end = (INT64_MIN, INT64_MAX) if column.texts is None else (0, len(column.texts))
+        minimum, end = (INT64_MIN, INT64_MAX) if column.texts is None else (0, len(column.texts))
         is_ordered = len(column.values) == len(column) and np.all(np.diff(column.rows, prepend=-1) > 0)
-        if not is_ordered or column.rows[-1] >= rows or np.any((column.values < least) | (column.values >= end)):
-            raise ValueError(f"the {name} of a slice is not there")
+        if not is_ordered or column.rows[-1] >= rows or np.any((column.values < minimum) | (column.values >= end)):
+            raise ValueError(f"the {name} of a slice is missing")
         _check_texts([column.texts or ()])
 
 
 def _check_texts(rows: Iterable[Iterable[object]]) -> None:
     for text in itertools.chain.from_iterable(rows):
         if not isinstance(text, str):
-            raise ValueError(f"{text!r} is no text")
+            raise ValueError(f"{text!r} is not a text")
 
 
 def _pack(columns: Mapping[str, AnyArray], args: Args, head: Mapping[str, object]) -> bytes:
-    """Return a block of columns and args, with values for people in its header."""
+    """Return a block of columns and args; `head` is added to its header."""
     planes = list[bytes]()
-    described = {name: _pack_column(name, column, planes) for name, column in columns.items()}
-    of_args = {}
+    column_heads = {name: _pack_column(name, column, planes) for name, column in columns.items()}
+    arg_heads = {}
     for name, column in args.items():
         values, texts = column.values, column.texts
-        if texts is not None:  # texts that no slice has are private
-            used, values = number_values(values)
-            texts = [texts[number] for number in used.tolist()]
-        packed = [_pack_column("rows", column.rows, planes), _pack_column("values", values, planes)]
-        of_args[name] = [*packed, texts]
-    text = zlib.compress(_json({**head, "columns": described, "args": of_args}), _LEVEL)
+        if texts is not None:  # texts that no slice has may be private
+            used_numbers, values = number_values(values)
+            texts = [texts[number] for number in used_numbers.tolist()]
+        heads = [_pack_column("rows", column.rows, planes), _pack_column("values", values, planes)]
+        arg_heads[name] = [*heads, texts]
+    text = zlib.compress(_json({**head, "columns": column_heads, "args": arg_heads}), _LEVEL)
     body = b"".join(planes)
     return b"".join((_SIZES.pack(len(text), len(body)), text, body))
 
 
-def _unpack(data: bytes, most: int) -> Iterator[tuple[dict[str, Any], dict[str, Int64Array], Args]]:
+def _unpack(data: bytes, max_items: int) -> Iterator[tuple[dict[str, Any], dict[str, Int64Array], Args]]:
     """Yield the header, the columns and the args of each block."""
     end = 0
     while end < len(data):
         head_size, body_size = _SIZES.unpack_from(data, end)
-        begin = end + _SIZES.size
-        end = begin + head_size + body_size
+        start = end + _SIZES.size
+        end = start + head_size + body_size
         if end > len(data):
             raise ValueError("its table is cut off")
-        text = _inflated(data[begin : begin + head_size], 2 * most + _LEAST_HEAD)
+        text = _inflated(data[start : start + head_size], 2 * max_items + _FREE_HEAD_BYTES)
         check_nested_json(text)
         head = json.loads(text)
-        body = memoryview(data)[begin + head_size : end]
-        columns, place = {}, 0
-        for name, packed in head["columns"].items():
-            columns[name], place = _unpack_column(name, packed, body, place, most)
+        body = memoryview(data)[start + head_size : end]
+        columns, offset = {}, 0
+        for name, column_head in head["columns"].items():
+            columns[name], offset = _unpack_column(name, column_head, body, offset, max_items)
         args = {}
         for name, (rows, values, texts) in head["args"].items():
-            row, place = _unpack_column("rows", rows, body, place, most)
-            value, place = _unpack_column("values", values, body, place, most)
+            row, offset = _unpack_column("rows", rows, body, offset, max_items)
+            value, offset = _unpack_column("values", values, body, offset, max_items)
             args[name] = ArgColumn(row, value, texts)
         yield head, columns, args
 
 
 def _pack_column(name: str, column: AnyArray, planes: list[bytes]) -> list[object]:
-    """Return what a header says of a column, and append its planes."""
+    """Return the entry of a column in the header, and append its planes."""
     values = column.astype(np.int64)
     if not len(values):
         return [0, 0, 0, []]
     first = int(values[0])
     if name.partition(" ")[0] in _DIFFERENCES:
         values = np.append(np.diff(values[:2]), np.diff(values)) if len(values) > 1 else np.zeros(1, np.int64)
-    least = int(values.min())
-    rest = (values - least).view(np.uint64)
+    minimum = int(values.min())
+    excess = (values - minimum).view(np.uint64)
     sizes = list[int]()
-    for shift in range(0, int(rest.max()).bit_length(), 8):
-        plane = (rest >> np.uint64(shift)).astype(np.uint8).tobytes()
-        packed = zlib.compress(plane[:_PROBE], _LEVEL)
-        if len(packed) < _WORTH * min(len(plane), _PROBE):
-            packed = zlib.compress(plane, _LEVEL) if len(plane) > _PROBE else packed
+    for shift in range(0, int(excess.max()).bit_length(), 8):
+        plane = (excess >> np.uint64(shift)).astype(np.uint8).tobytes()
+        packed = zlib.compress(plane[:_PROBE_BYTES], _LEVEL)
+        if len(packed) < _MAX_PACKED_RATIO * min(len(plane), _PROBE_BYTES):
+            packed = zlib.compress(plane, _LEVEL) if len(plane) > _PROBE_BYTES else packed
             planes.append(packed)
             sizes.append(len(packed))
         else:
             planes.append(plane)
             sizes.append(0)
-    return [len(values), first, least, sizes]
+    return [len(values), first, minimum, sizes]
 
 
-def _unpack_column(name: str, packed: Sequence[Any], body: memoryview, place: int, most: int) -> tuple[Int64Array, int]:
-    """Return a column, and where the next one begins."""
-    count, first, least, sizes = packed
-    if not 0 <= count <= most or len(sizes) > np.dtype(np.int64).itemsize:
+def _unpack_column(
+    name: str, column_head: Sequence[Any], body: memoryview, offset: int, max_items: int
+) -> tuple[Int64Array, int]:
+    """Return a column, and the offset of the next one."""
+    count, first, minimum, sizes = column_head
+    if not 0 <= count <= max_items or len(sizes) > np.dtype(np.int64).itemsize:
         raise ValueError(f"a column has {count} values")
-    rest = np.zeros(count, np.uint64)
+    excess = np.zeros(count, np.uint64)
     for number, size in enumerate(sizes):
-        plane: bytes | memoryview = body[place : place + (size or count)]
-        place += len(plane)
+        plane: bytes | memoryview = body[offset : offset + (size or count)]
+        offset += len(plane)
         plane = _inflated(plane, count) if size else plane
-        rest |= np.frombuffer(plane, np.uint8, count).astype(np.uint64) << np.uint64(8 * number)
-    values = rest.view(np.int64) + least
+        excess |= np.frombuffer(plane, np.uint8, count).astype(np.uint64) << np.uint64(8 * number)
+    values = excess.view(np.int64) + minimum
     if name.partition(" ")[0] in _DIFFERENCES and count:
         values[0] = first
         values = np.cumsum(values)
-    return values, place
+    return values, offset
 
 
-def _inflated(packed: bytes | memoryview, most: int) -> bytes:
-    """Return unpacked bytes; raises ValueError if there are more of them."""
-    unpacking = zlib.decompressobj()
-    data = unpacking.decompress(packed, most + 1)
-    if len(data) > most:
+def _inflated(packed: bytes | memoryview, max_bytes: int) -> bytes:
+    """Return decompressed bytes; raises ValueError if there are more than `max_bytes`."""
+    data = zlib.decompressobj().decompress(packed, max_bytes + 1)
+    if len(data) > max_bytes:
         raise ValueError("its table unpacks to more than the trace holds")
     return data
 
 
 def _json(value: Mapping[str, object]) -> bytes:
-    """Return JSON, also of lone surrogates, which only the slower module has an escape for."""
+    """Return JSON; lone surrogates are escaped by the slower `json` module."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except (TypeError, ValueError) as error:
@@ -308,7 +311,7 @@ def _json(value: Mapping[str, object]) -> bytes:
 
 
 def make_header(timeline: Timeline) -> dict[str, Any]:
-    """Return the header of a trace: version, stats, metadata; raises WriteError if the metadata are no JSON values."""
+    """Return the header of a trace: version, stats, metadata; raises WriteError if the metadata are not JSON values."""
     try:
         metadata = orjson.loads(orjson.dumps(escaped_json(dict(timeline.metadata))))
     except orjson.JSONEncodeError as error:

@@ -17,13 +17,13 @@ from .limits import MAX_TAIL_BYTES, LimitError, check_nested_json, check_unpacke
 from .packet_stream import PACKET_TAG
 
 BLOCK_BYTES = 1 << 16
-"""Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
+"""Size of a block of bytes. Parsing is fastest if a block and its parsed events stay in the CPU's cache."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZIP_MAGIC = b"PK\x03\x04"
 
 Progress = Callable[[int], None]
-"""A function of the number of bytes of the file that have been read since its last call."""
+"""A function that is called with the number of bytes read from the file since its last call."""
 
 
 class TraceFile:
@@ -32,8 +32,8 @@ class TraceFile:
     Attributes:
         path: the file.
         size: its size on disk in bytes.
-        gzipped: whether its first bytes are gzip's, whatever its name says.
-        damage: what is wrong with the compressed data or what follows it, once a block has run into it; else None.
+        gzipped: whether the file starts with the bytes of gzip, regardless of its name.
+        damage: the fault of the compressed data, or of data after it, once `blocks` has reached it; None before that.
     """
 
     def __init__(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
@@ -55,7 +55,7 @@ class TraceFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; blocks cannot be read any more."""
         self._file.close()
 
     def fileno(self) -> int:
@@ -63,21 +63,21 @@ class TraceFile:
         return self._file.fileno()
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the uncompressed bytes, at most `BLOCK_BYTES` at once.
+        """Yield the uncompressed bytes in blocks of up to `BLOCK_BYTES`.
 
-        Compressed data that is cut off or broken ends the blocks; `damage` then says where. Raises TraceError if the
-        file cannot be read, or unpacks to more than the limit.
+        The blocks end if compressed data is cut off or broken; then `damage` describes the fault. Raises TraceError if
+        the file cannot be read, or unpacks to more than the limit.
         """
         return self._inflated() if self.gzipped else self._raw()
 
     def whole_blocks(self) -> Iterator[bytes]:
-        """Yield what `blocks` does; raises TraceError also if data are cut off or broken, or something follows."""
+        """Yield the bytes as `blocks` does; raises TraceError also if the compressed data has a fault."""
         yield from self.blocks()
         if self.damage is not None:
-            raise TraceError(self.path, f"it is not whole, or damaged: {self.damage}")
+            raise TraceError(self.path, f"it is incomplete or damaged: {self.damage}")
 
     def _raw(self) -> Iterator[bytes]:
-        # No more than the file has. An empty file, and files of /proc, say 0 bytes.
+        # Not more than the size of the file; an empty file, and files of /proc, have size 0.
         block_bytes = min(BLOCK_BYTES, self.size or BLOCK_BYTES)
         while True:
             try:
@@ -90,28 +90,28 @@ class TraceFile:
             yield block
 
     def _inflated(self) -> Iterator[bytes]:
-        packed = gzip.GzipFile(fileobj=self._file)
-        taken = unpacked_bytes = 0
+        reader = gzip.GzipFile(fileobj=self._file)
+        packed_bytes = unpacked_bytes = 0
         try:
-            while block := packed.read1(BLOCK_BYTES):
-                self._progress(self._file.tell() - taken)
-                taken = self._file.tell()
+            while block := reader.read1(BLOCK_BYTES):
+                self._progress(self._file.tell() - packed_bytes)
+                packed_bytes = self._file.tell()
                 unpacked_bytes += len(block)
-                check_unpacked(unpacked_bytes, taken)
+                check_unpacked(unpacked_bytes, packed_bytes)
                 yield block
         except LimitError as error:
             raise TraceError(self.path, str(error)) from None
         except EOFError:
             self.damage = f"the gzip data ends early, at byte {self._file.tell()}"
         except (gzip.BadGzipFile, zlib.error) as error:
-            before = f"before byte {self._file.tell()} ({error})"
-            self.damage = f"the gzip data is broken, or something else follows it, {before}"
+            position = f"before byte {self._file.tell()} ({error})"
+            self.damage = f"the gzip data is broken, or other data follows it, {position}"
         except OSError as error:
             raise TraceError(self.path, f"cannot be read: {error.strerror}", self._file.tell()) from error
 
 
 TEXT_PROBE_BYTES = 64
-"""Bytes looked through for control characters, to tell a Perfetto trace from JSON after an empty line."""
+"""Number of bytes searched for control characters, to distinguish a Perfetto trace from JSON after an empty line."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -119,29 +119,29 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def format_of(head: bytes) -> Literal["chrome", "perfetto"] | None:
     """Return the format of a trace: Chrome's JSON, Perfetto's protobuf, or None for neither.
 
-    A Perfetto trace starts with the tag of a packet, which is also a line feed, and the packet's length can be a
-    bracket. The mark is that JSON has no other control characters that early. It needs some kilobytes, as JSON may
-    begin with empty lines.
+    A Perfetto trace starts with the tag of a packet, which is also a line feed, and the packet's length may equal a
+    bracket. Such a trace has control characters near its start, and JSON has none. `head` should have some kilobytes,
+    as JSON may begin with empty lines.
     """
-    bracket = head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"[", b"{")
+    has_bracket = head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"[", b"{")
     if head[:1] != bytes([PACKET_TAG]):
-        return "chrome" if bracket else None
+        return "chrome" if has_bracket else None
     is_text = all(byte >= 0x20 or byte in b"\t\n\r" for byte in head[:TEXT_PROBE_BYTES])
-    return "chrome" if bracket and is_text else "perfetto"
+    return "chrome" if has_bracket and is_text else "perfetto"
 
 
 MERGED = "modtrace"
-"""The top-level key under which a merged trace says how it was made."""
+"""The top-level key of the metadata of a merged trace."""
 
 MERGED_PACKET = f"{MERGED}_merge"
-"""The name of the metadata that says the same in the first packets of a merged `.pftrace`."""
+"""The name of the metadata in the first packets of a merged `.pftrace`."""
 
-_IN_JSON = f',\n"{MERGED}":'.encode()
-_IN_PACKETS = MERGED_PACKET.encode()
+_JSON_KEY = f',\n"{MERGED}":'.encode()
+_PACKET_KEY = MERGED_PACKET.encode()
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> bytes:
-    """Return the metadata of a merge as JSON; if it has lone surrogates, which JSON cannot hold, texts are escaped."""
+    """Return the metadata of a merge as JSON; texts are escaped if they have lone surrogates, which are not UTF-8."""
     try:
         return orjson.dumps(metadata)
     except orjson.JSONEncodeError:
@@ -152,22 +152,22 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the metadata that `merge` wrote into a file, None for any other; raises TraceError if unreadable."""
     with TraceFile(path) as source:
         if not source.gzipped:
-            # JSON has it after its events, which need not be read then.
-            begin = max(source.size - MAX_TAIL_BYTES, 0)
-            metadata = _metadata(read_at(source.fileno(), MAX_TAIL_BYTES, begin))
-            if metadata is not None or begin == 0:
+            # In JSON the metadata is after the events, so these need not be read.
+            start = max(source.size - MAX_TAIL_BYTES, 0)
+            metadata = _metadata(read_at(source.fileno(), MAX_TAIL_BYTES, start))
+            if metadata is not None or start == 0:
                 return metadata
-        return _search_from_front(source)
+        return _search_from_start(source)
 
 
-def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
-    """Look through a whole file: packed, or in Perfetto's format, which has its metadata in front."""
+def _search_from_start(source: TraceFile) -> dict[str, Any] | None:
+    """Search a compressed file, or one in Perfetto's format, which has its metadata at the start."""
     data = b""
     for block in source.blocks():
         if not data and format_of(block) is None:
             return None  # not a trace: a ring file can be huge
-        has_key = _IN_JSON in data or _IN_PACKETS in data
-        data = (data if has_key else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
+        has_key = _JSON_KEY in data or _PACKET_KEY in data
+        data = (data if has_key else data[-len(_JSON_KEY) - len(_PACKET_KEY) :]) + block
         if len(data) > MAX_TAIL_BYTES:
             break
         if has_key and (metadata := _metadata(data)) is not None:
@@ -176,16 +176,16 @@ def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
 
 
 def _metadata(data: bytes) -> dict[str, Any] | None:
-    """Return the metadata of a merge if `data` holds all of it."""
-    for needle in (_IN_JSON, _IN_PACKETS):
-        position = data.rfind(needle)
-        # `{"` and not `{`: the bytes before it hold the length of what follows, and one of them may be a brace.
-        begin = data.find(b'{"', position)
-        if position < 0 or begin < 0:
+    """Return the metadata of a merge if `data` contains all of it."""
+    for key in (_JSON_KEY, _PACKET_KEY):
+        position = data.rfind(key)
+        # `{"`, not `{`: the length of the metadata comes before it, and one of its bytes may be a brace.
+        start = data.find(b'{"', position)
+        if position < 0 or start < 0:
             continue
         try:
-            check_nested_json(data[begin:])
-            metadata, _ = json.JSONDecoder().raw_decode(data[begin:].decode("utf-8", "ignore"))
+            check_nested_json(data[start:])
+            metadata, _ = json.JSONDecoder().raw_decode(data[start:].decode("utf-8", "ignore"))
         except (ValueError, RecursionError):
             continue
         return metadata if isinstance(metadata, dict) else None
@@ -193,7 +193,7 @@ def _metadata(data: bytes) -> dict[str, Any] | None:
 
 
 class FileKind(enum.Enum):
-    """The kinds of files; the value says it in words."""
+    """The kinds of files, with the words for each."""
 
     RING = "a ring file"
     SAVED_JSON = "a recording that modtrace saved, in JSON"
@@ -203,11 +203,11 @@ class FileKind(enum.Enum):
     MERGED_PERFETTO = "a merged trace, in Perfetto's format"
     ZIP = "a ZIP archive"
     PAGE = "a page"
-    OTHER = "something else"
+    OTHER = "a file of another kind"
 
 
 def file_kind(path: str | os.PathLike[str]) -> FileKind:
-    """Return the kind of a file: of JSON by its end, or all of it if compressed; raises TraceError if unreadable."""
+    """Return the kind of a file; for JSON its end is read, or all if compressed; raises TraceError if unreadable."""
     kind = file_kind_by_head(path)
     if kind is FileKind.PROFILE and read_merge_metadata(path) is not None:
         return FileKind.MERGED_JSON
@@ -224,7 +224,7 @@ def file_kind_by_head(path: str | os.PathLike[str]) -> FileKind:
         return FileKind.ZIP
     trace_format = format_of(head)
     if trace_format == "perfetto":
-        return FileKind.MERGED_PERFETTO if _IN_PACKETS in head else FileKind.PERFETTO
+        return FileKind.MERGED_PERFETTO if _PACKET_KEY in head else FileKind.PERFETTO
     if trace_format == "chrome":
         # A saved recording has modtrace's key in the header before its events.
         header = head.partition(b'"traceEvents"')[0].partition(b'"otherData"')[2]
