@@ -67,7 +67,7 @@ def test_a_base_that_is_no_time_is_named(tmp_path: Path, value: object, use: str
         USES[use](path, tmp_path)
     assert str(raised.value) == (
         f"{path}: its baseTimeNanoseconds is {value!r}, which is not a time in nanoseconds since 1970; "
-        "write there what the profiler wrote, or take the key out where its times count from 1970 themselves"
+        "restore the profiler's value, or remove the key if the times count from 1970 themselves"
     )
 
 
