@@ -41,7 +41,7 @@ FAULTS: dict[str, list[str]] = {
         "begin-without-end: event 0: 'open' is never ended",
     ],
     "blank.json": [
-        "not-a-trace: there is nothing in it",
+        "not-a-trace: it is empty",
     ],
     "bound-flows-dangling.json": [
         "flow-without-end: event 0: flow 7 starts and never ends",
@@ -57,7 +57,7 @@ FAULTS: dict[str, list[str]] = {
         "unreadable: byte 23: broken JSON: unexpected control character in string; `merge` may repair it",
     ],
     "crossed-pairs.json": [
-        "end-without-begin: event 3: 'b' ends where nothing of that name is open",
+        "end-without-begin: event 3: 'b' ends, but no such slice is open",
         "begin-without-end: event 1: 'b' is never ended",
     ],
     "dangling-flows.textproto": [
@@ -66,18 +66,18 @@ FAULTS: dict[str, list[str]] = {
     ],
     "depth-512.json": [],
     "depth-513.json": [
-        "too-deep: event 512: 'm512' lies 513 deep on track 1/2; viewers draw 512",
+        "too-deep: event 512: 'm512' has depth 513 on track 1/2; viewers draw 512",
     ],
     "duplicate-metadata.json": [
         "duplicate-metadata: event 2: thread_name of (1, 2) is {'name': 'autograd'}, and was {'name': 'main'}",
         "duplicate-metadata: event 4: process_name of 1 is {'name': 'q'}, and was {'name': 'p'}",
     ],
     "empty.json": [
-        "not-a-trace: there is nothing in it",
+        "not-a-trace: it is empty",
     ],
     "end-without-begin.json": [
-        "end-without-begin: event 0: 'never' ends where nothing of that name is open",
-        "end-without-begin: event 1: an end where nothing of that name is open",
+        "end-without-begin: event 0: 'never' ends, but no such slice is open",
+        "end-without-begin: event 1: an end, but no such slice is open",
     ],
     "events-that-are-none.json": [
         "not-an-event: event 1: NoneType instead of an object",
@@ -184,7 +184,7 @@ FAULTS: dict[str, list[str]] = {
         "id-out-of-range: event 2: tid 1.5 is not within 0 to 4294967295",
     ],
     "times-go-back.textproto": [
-        "end-without-begin: event 2: an end where nothing of that name is open",
+        "end-without-begin: event 2: an end, but no such slice is open",
         "begin-without-end: event 1: 'a' is never ended",
     ],
     "truncated-array.json": [
@@ -199,11 +199,11 @@ FAULTS: dict[str, list[str]] = {
         "undefined: event 1: event_categories 6 is not interned in its sequence",
         "undefined: event 1: debug_annotation_names 7 is not interned in its sequence",
         "undefined: event 1: debug_annotation_string_values 8 is not interned in its sequence",
-        "undefined: event 2: clock 64 is set by no snapshot before it",
+        "undefined: event 2: no snapshot before it sets clock 64",
         "undefined: event 3: track 99 has no descriptor",
     ],
     "unmatched.textproto": [
-        "end-without-begin: event 1: an end where nothing of that name is open",
+        "end-without-begin: event 1: an end, but no such slice is open",
         "begin-without-end: event 2: 'a' is never ended",
     ],
 }
@@ -314,7 +314,7 @@ def test_bytes_that_are_no_packet(tmp_path: Path) -> None:
     trace.write_bytes(b"\x0a\x02\x08\xff" + b"\x12\x00")
 
     assert [str(violation) for violation in check(trace).faults] == [
-        "unreadable: byte 0: the packet that starts here is no packet"
+        "unreadable: byte 0: the packet that starts here is not a packet"
     ]
     trace.write_bytes(b"\x0a\x00\x12\x00")
     assert [str(violation) for violation in check(trace).faults] == ["unreadable: byte 2: no packet starts here"]

@@ -41,7 +41,7 @@ def test_faults_of_the_profiler_exit_with_0_unless_strict(tmp_path: Path) -> Non
         lines = done.stdout.splitlines()
         assert sum(line.startswith("partial-overlap: event") for line in lines) == 20
         assert lines[-2:] == [
-            "partial-overlap: and 9 more, in what torch.profiler wrote",
-            "      29 partial-overlap, in what torch.profiler wrote",
+            "partial-overlap: and 9 more, in events of torch.profiler",
+            "      29 partial-overlap, in events of torch.profiler",
         ]
     run_python("-m", "modtrace", "check", "--strict", merged, status=1)

@@ -1,4 +1,4 @@
-"""The faults of a trace: events that viewers drop, hide or draw wrongly without a word."""
+"""Finds the faults of a trace: events that viewers silently drop, hide or draw wrongly."""
 
 import math
 import os
@@ -16,16 +16,16 @@ from .track_layout import Fault, TrackLayout
 __all__ = ["CheckResult", "Fault", "check"]
 
 _MAX_LINES_PER_RULE = 20
-_BY_PROFILER = ", in what torch.profiler wrote"
+_BY_PROFILER = ", in events of torch.profiler"
 
 
 class CheckResult(NamedTuple):
-    """The faults of a file; `str` lists the first 20 of each rule, and counts them.
+    """The faults of a file; `str` lists the first 20 of each rule, and the counts.
 
     Attributes:
         path: the file.
-        faults: one for each broken rule and place: first those of the file and of single events in file order, then
-            those between events, rule by rule. Empty for a good trace.
+        faults: one for each broken rule and event: first faults of the file and of single events in file order, then
+            faults between events, by rule. Empty for a good trace.
     """
 
     path: str
@@ -37,20 +37,20 @@ class CheckResult(NamedTuple):
         return [fault for fault in self.faults if not fault.of_profiler]
 
     def lines(self, *, named: bool = False) -> Iterator[str]:
-        """Yield the lines of the text; `named` puts the file before each fault."""
+        """Yield the lines of the text; if `named`, each fault starts with the path."""
         if not self.faults:
             yield f"{self.path}: no faults"
             return
-        file = f"{self.path}: " if named else ""
+        prefix = f"{self.path}: " if named else ""
         counts: Counter[tuple[str, str]] = Counter()
         for fault in self.faults:
-            rule, writer = kind = fault.rule, _BY_PROFILER if fault.of_profiler else ""
-            counts[kind] += 1
-            if counts[kind] <= _MAX_LINES_PER_RULE:
-                yield f"{f'{self.path}: ' if rule == 'not-a-trace' else file}{fault}{writer}"
+            rule, writer = key = fault.rule, _BY_PROFILER if fault.of_profiler else ""
+            counts[key] += 1
+            if counts[key] <= _MAX_LINES_PER_RULE:
+                yield f"{f'{self.path}: ' if rule == 'not-a-trace' else prefix}{fault}{writer}"
         for (rule, writer), count in counts.items():
             if count > _MAX_LINES_PER_RULE:
-                yield f"{file}{rule}: and {count - _MAX_LINES_PER_RULE:,} more{writer}"
+                yield f"{prefix}{rule}: and {count - _MAX_LINES_PER_RULE:,} more{writer}"
         for (rule, writer), count in counts.items():
             yield f"{count:8,} {rule}{writer}"
 
@@ -62,7 +62,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
     """Find the events that viewers would drop, hide or draw wrongly in a trace, written by modtrace or another program.
 
     The trace is in Chrome's JSON or in Perfetto's format, plain or gzipped.
-    For a report's `.zip` the trace inside is checked, for a ring file what `modtrace convert` makes of it.
+    For a report's `.zip` the trace inside is checked, for a ring file the result of `modtrace convert`.
 
     Args:
         path: the file.
@@ -81,22 +81,22 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
     name = os.fspath(path)
     with work_folder() as folder:
         try:
-            trace, lost = _trace_of(path, folder)
+            trace, losses = _trace_of(path, folder)
         except RingError as error:
             return CheckResult(name, [Fault("not-a-trace", str(error))])
         except RecursionError:
             return CheckResult(name, [Fault("unreadable", "nested too deeply")])
         with garbage_collection_paused():
             faults, layout, keys = _read_trace(trace, progress)
-            faults += lost
+            faults += losses
             if layout is not None:
                 faults += [
-                    *layout.unbegun,
-                    *layout.unended,
+                    *layout.ends_without_begin,
+                    *layout.begins_without_end,
                     *(fault for rule in STRUCTURE_RULES for fault in rule(layout)),
                 ]
-        first = _first_own_event(keys)
-    faults = [fault._replace(of_profiler=fault.event is not None and fault.event < first) for fault in faults]
+        first_own = _first_own_event(keys)
+    faults = [fault._replace(of_profiler=fault.event is not None and fault.event < first_own) for fault in faults]
     return CheckResult(name, faults)
 
 
@@ -109,11 +109,11 @@ class _ReadTrace(NamedTuple):
 
 
 def _read_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> _ReadTrace:
-    """Read a trace; `progress` gets the bytes read since its last call. Raises TraceError if it cannot be opened."""
+    """Read a trace; `progress` is called as for `check`. Raises TraceError if the trace cannot be opened."""
     with TraceFile(path) as source:
         head = next(source.blocks(), b"")
     if not head.strip():
-        return _ReadTrace([Fault("not-a-trace", "there is nothing in it")])
+        return _ReadTrace([Fault("not-a-trace", "it is empty")])
     kind = format_of(head)
     if kind is None:
         message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
@@ -147,22 +147,22 @@ def _read_events(source: TraceFile) -> _ReadTrace:
         for chunk in stream.chunks():
             events.add(chunk.events)
     except TraceError as error:
-        place = "" if error.offset is None else f"byte {error.offset}: "
-        return _ReadTrace([Fault("unreadable", source.damage or f"{place}{error.message}")])
+        position = "" if error.offset is None else f"byte {error.offset}: "
+        return _ReadTrace([Fault("unreadable", source.damage or f"{position}{error.message}")])
     return _ReadTrace(events.faults(), events.layout(), stream.keys)
 
 
 def _first_own_event(keys: Mapping[str, Any]) -> float:
-    """Return the position of the first event that torch.profiler did not write, by a trace's keys; 0 for none."""
+    """Return the number of torch.profiler's events before the first event of another program, from a trace's keys."""
     if "schemaVersion" not in keys and MERGED not in keys:
         return 0
-    merged = keys.get(MERGED, {"profiler_events": math.inf})
-    count = merged.get("profiler_events") if isinstance(merged, dict) else None
+    metadata = keys.get(MERGED, {"profiler_events": math.inf})
+    count = metadata.get("profiler_events") if isinstance(metadata, dict) else None
     return count if isinstance(count, int | float) else 0
 
 
 def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fault]]:
-    """Return the file to check, and the losses of a ring; the trace of an archive or a ring is written to `folder`."""
+    """Return the file to check, and faults for the losses of a ring; archives and rings are converted in `folder`."""
     from ..read import FileKind, extract_trace, file_kind_by_head, read_timeline
     from ..timeline.contents import MISSING_BYTES, damage_sentence
     from ..write import write
@@ -171,12 +171,13 @@ def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fa
         trace = extract_trace(path, folder)
     except TraceError:
         if not os.fspath(path):
-            raise  # as a Path, the empty name is that of a folder
-        return Path(path), []  # its bytes are judged as they are
+            raise  # Path("") would be the working directory
+        return Path(path), []  # the archive itself is checked
     if file_kind_by_head(trace) is FileKind.RING:
-        made, timeline = folder / "ring.pftrace", read_timeline(trace)
-        write(timeline, made)
-        missing, damaged = timeline.metadata.get(MISSING_BYTES), damage_sentence(timeline.stats.torn, timeline.tracks)
-        lost = [f"{missing:,} bytes were cut off its end"] if missing is not None else []
-        return made, [Fault("damaged-ring", text) for text in [*lost, *([damaged] if damaged else [])]]
+        converted, timeline = folder / "ring.pftrace", read_timeline(trace)
+        write(timeline, converted)
+        missing_bytes = timeline.metadata.get(MISSING_BYTES)
+        losses = [f"{missing_bytes:,} bytes were cut off its end"] if missing_bytes is not None else []
+        losses += filter(None, [damage_sentence(timeline.stats.torn, timeline.tracks)])
+        return converted, [Fault("damaged-ring", text) for text in losses]
     return trace, []

@@ -1,4 +1,4 @@
-"""Chrome's JSON: the rules on the fields of single events, and the slices and flows that are whole."""
+"""Chrome's JSON: the rules for the fields of single events, and the layout of valid slices and flows."""
 
 import math
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _PHASE_OF_WAYS = np.array([0, ord("f"), ord("s"), ord("t")], np.uint8)
 
 
 class ChromeEvents:
-    """Checks events one by one; the rules between events look at the layout of those without a fault."""
+    """Checks single events; the layout of the valid ones is the input of the rules between events."""
 
     def __init__(self) -> None:
         self._table = EventTable()
@@ -38,37 +38,37 @@ class ChromeEvents:
         self._table.add(raw_events)
 
     def faults(self) -> list[Fault]:
-        """Return the faults: first those of names of processes and threads, then of other events, in file order."""
+        """Return the faults: first of metadata on processes and threads, then of other events, each in file order."""
         return [*self._metadata_faults, *self._event_faults]
 
     def _check(self, position: int, raw: object) -> None:
-        """Apply every rule on the fields of an event."""
+        """Apply all rules for the fields of an event."""
         if not isinstance(raw, dict):
             message = f"{type(raw).__name__} instead of an object"
             self._event_faults.append(Fault("not-an-event", message, position))
             return
         if raw.get("ph") == "M":
-            # A process or thread that is named or sorted twice, differently: viewers take the last one silently.
-            kind, args = str(raw.get("name")), raw.get("args")
+            # If a process or thread has two names or sort indexes, viewers silently use the last one.
+            name, args = str(raw.get("name")), raw.get("args")
             ids = [raw.get(field, 0) if _is_id(raw.get(field, 0)) else 0 for field in ("pid", "tid")]
-            subject = raw.get("pid") if kind.startswith("process_") else _drawn_on(*ids)
-            earlier = self._metadata_args.setdefault((kind, repr(subject)), args)
-            if earlier != args:
-                message = f"{kind} of {subject!r} is {args!r}, and was {earlier!r}"
+            subject = raw.get("pid") if name.startswith("process_") else _shown_track(*ids)
+            first_args = self._metadata_args.setdefault((name, repr(subject)), args)
+            if first_args != args:
+                message = f"{name} of {subject!r} is {args!r}, and was {first_args!r}"
                 self._metadata_faults.append(Fault("duplicate-metadata", message, position))
         self._event_faults.extend(_field_faults(position, raw))
 
     def layout(self) -> TrackLayout:
-        """Return the slices and flows of all events that have no fault, or whose ids alone are out of range.
+        """Return the slices and flows of all events without a fault, or only with an id out of range.
 
-        Viewers draw the latter elsewhere.
+        Viewers draw an event with an id out of range on another track.
         """
         table, names, tracks = self._table, Numbering[str](), Numbering[TrackKey]()
         _ = names[""]  # 0: no name
         phase = table.written_phase.copy()
         faulty = [fault.event for fault in self._event_faults if fault.rule != "id-out-of-range"]
         phase[np.array(faulty, np.int64)] = 0
-        drawn_on = np.array([tracks[_drawn_on(*ids)] for ids in table.tracks.known] or [0], np.int64)[table.track]
+        track = np.array([tracks[_shown_track(*ids)] for ids in table.tracks.known] or [0], np.int64)[table.track]
         kinds = [*table.kinds] or [(None, "")]
         name = np.array([names[str(name)] for _, name in kinds], np.int32)[table.kind]
         is_work = np.array([category in _DEVICE_WORK for category, _ in kinds], np.bool_)[table.kind]
@@ -79,28 +79,28 @@ class ChromeEvents:
         time[rows], duration[slices] = (
             read_microseconds_array(us) for us in (table.start[rows], table.duration[slices])
         )
-        drawn = np.flatnonzero(np.isin(phase, (SLICE, BEGIN, END)))
-        events = SliceEvents(drawn_on, phase, time, duration, np.arange(len(table)), name)
-        worked = slices[is_work[slices]]
-        worked = worked[np.argsort(drawn_on[worked], kind="stable")]
-        work = np.stack([column[worked] for column in (drawn_on, time, time + duration, events.position, name)])
-        ends = (time + duration)[slices[is_window[slices]]]
+        slice_rows = np.flatnonzero(np.isin(phase, (SLICE, BEGIN, END)))
+        events = SliceEvents(track, phase, time, duration, np.arange(len(table)), name)
+        work_rows = slices[is_work[slices]]
+        work_rows = work_rows[np.argsort(track[work_rows], kind="stable")]
+        work = np.stack([column[work_rows] for column in (track, time, time + duration, events.position, name)])
+        window_ends = (time + duration)[slices[is_window[slices]]]
         flows = table.flows
-        kept = np.isin(phase[flows.row], [*map(ord, _FLOW_PHASES), SLICE, BEGIN])
-        row, flow, ways, binds = (column[kept] for column in flows)
+        is_valid = np.isin(phase[flows.row], [*map(ord, _FLOW_PHASES), SLICE, BEGIN])
+        row, flow, ways, binds = (column[is_valid] for column in flows)
         keys = [(key, number) for number, key in enumerate(table.flow_ids)]
         return TrackLayout(
             [*names],
             [*tracks],
-            events.take(drawn),
-            FlowEnds(row, time[row], drawn_on[row], flow, _PHASE_OF_WAYS[ways], binds == NEXT, keys=keys),
+            events.take(slice_rows),
+            FlowEnds(row, time[row], track[row], flow, _PHASE_OF_WAYS[ways], binds == NEXT, keys=keys),
             work,
-            int(ends.max()) if len(ends) else None,
+            int(window_ends.max()) if len(window_ends) else None,
         )
 
 
 def _are_ordinary(events: list[Any]) -> bool:
-    """Return whether some events obviously break no rule; most do not, and to check each takes longer."""
+    """Return whether all events obviously obey all rules; this is much faster than checking each event."""
     try:
         if not {event["ph"] for event in events} <= _ORDINARY_PHASES:
             return False
@@ -116,14 +116,14 @@ def _are_ordinary(events: list[Any]) -> bool:
         return False
 
 
-def _drawn_on(pid: int | str, tid: int | str) -> TrackKey:
-    """Return the track on which Perfetto draws: ids out of range count as 0, thread 0 is the main thread."""
+def _shown_track(pid: int | str, tid: int | str) -> TrackKey:
+    """Return the track on which Perfetto draws an event: ids out of range count as 0, thread 0 is the main thread."""
     pid, tid = (value if _is_id(value) else 0 for value in (pid, tid))
     return (pid, tid or pid)
 
 
 def _field_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:
-    """Apply the rules on the fields of one event."""
+    """Apply the rules for the fields of an event."""
     phase = raw.get("ph")
     if not isinstance(phase, str):
         yield Fault("missing-field", "there is no ph", position)
@@ -161,7 +161,7 @@ def _time_faults(position: int, phase: str, field: str, raw: dict[str, Any]) -> 
 
 
 def _parse_number(value: object) -> float | None:
-    """Return a time as viewers read it: a number, or text that holds one; None for anything else."""
+    """Return a number as viewers read it, from a number or its text; None for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

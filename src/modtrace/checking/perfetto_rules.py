@@ -1,4 +1,4 @@
-"""Perfetto's protobuf: packets, the state of their sequences, the rules on them, the slices and flows they draw."""
+"""Perfetto's protobuf: packets, the state of their sequences, the rules for packets, and the layout of valid slices."""
 
 from array import array
 from collections import defaultdict
@@ -19,20 +19,20 @@ from .track_layout import END, NEVER_NS, ONWARD, Fault, FlowEnds, SliceEvents, T
 
 _REASONS = {"none": "no packet starts here", "cut off": "the packet that starts here is cut off"}
 _BATCH_BYTES = 1 << 19
-"""The bytes of packets that are parsed at a time; their objects take many times as much memory."""
+"""Size of the packets that are parsed at a time; the parsed objects need many times as much memory."""
 _MIN_SEQUENCE_CLOCK_ID = 64
-"""Clock ids from here on are local to their sequence; smaller ones are Perfetto's built-in clocks."""
+"""Minimum id of a clock that is local to its sequence; lower ids are Perfetto's built-in clocks."""
 _STATE_CLEARED = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
 
 
 def parse_packets(blocks: Iterable[bytes], faults: list[Fault]) -> Iterator[list[Any]]:
-    """Yield the packets of a trace some at a time; `faults` gets the first byte that is in none: reading ends there."""
+    """Yield the packets of a trace in batches; reading stops at a framing error, which is added to `faults`."""
     try:
         for offset, batch in packet_batches(blocks, _BATCH_BYTES):
-            packets, parsed_to = _parse(batch)
+            packets, parsed_bytes = _parse(batch)
             yield packets
-            if parsed_to < len(batch):
-                message = f"byte {offset + parsed_to}: the packet that starts here is no packet"
+            if parsed_bytes < len(batch):
+                message = f"byte {offset + parsed_bytes}: the packet that starts here is not a packet"
                 faults.append(Fault("unreadable", message))
                 return
     except FramingError as error:
@@ -41,11 +41,11 @@ def parse_packets(blocks: Iterable[bytes], faults: list[Fault]) -> Iterator[list
 
 
 def _parse(data: bytes) -> tuple[list[Any], int]:
-    """Parse framed packets; return those before the first that cannot be parsed, and where it starts."""
+    """Parse framed packets; return the packets before the first broken one, and their size in bytes."""
     try:
         return list(proto.Trace.FromString(data).packet), len(data)
     except DecodeError:
-        pass  # one of them is broken: parse them one by one
+        pass  # a packet is broken: parse the packets one by one
     packets, offset = [], 0
     while bounds := packet_bounds(data, offset) if offset < len(data) else None:
         try:
@@ -58,27 +58,27 @@ def _parse(data: bytes) -> tuple[list[Any], int]:
 
 @dataclass(slots=True)
 class _SequenceClock:
-    """A clock that one sequence defines for itself."""
+    """A clock that a sequence defines for itself."""
 
     unit_ns: int  # ns per tick
-    incremental: bool  # timestamps are differences to the previous one
-    now_ns: int  # its last reading
-    offset_ns: int  # what to add to its readings to get those of the built-in clock it was compared with
+    is_incremental: bool  # whether timestamps are differences to the previous one
+    now_ns: int  # last reading in ns
+    offset_ns: int  # time of the built-in clock minus time of this clock, in ns
 
 
 @dataclass(slots=True)
 class PacketSequence:
-    """The state that the packets of one sequence have set for those after them."""
+    """The state that the packets of a sequence have set for later packets."""
 
-    has_state: bool = False  # a packet has opened the incremental state that others need
-    default_clock_id: int = 0  # for packets that name no clock; 0 is the trace's own
-    default_track: int = 0  # uuid of the track for events that name none
-    clocks: dict[int, _SequenceClock] = field(default_factory=dict)  # the clocks of the sequence itself, by id
-    # The interned values of each field of InternedData, by iid
+    has_state: bool = False  # whether a packet has opened the incremental state
+    default_clock_id: int = 0  # clock of packets without a clock id; 0 is the clock of the trace
+    default_track: int = 0  # uuid of the track of events without a track
+    clocks: dict[int, _SequenceClock] = field(default_factory=dict)  # clocks of the sequence itself, by id
+    # Interned values by iid, for each field of InternedData.
     interned: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
 
     def update(self, packet: Any, data: str | None) -> None:
-        """Apply what a packet, which holds this kind of data, sets for those after it."""
+        """Apply the settings of a packet for later packets; `data` is the packet's kind of data."""
         if packet.sequence_flags & _STATE_CLEARED:
             self.has_state = True
             self.interned.clear()
@@ -87,9 +87,9 @@ class PacketSequence:
             self.default_clock_id = packet.trace_packet_defaults.timestamp_clock_id
             self.default_track = packet.trace_packet_defaults.track_event_defaults.track_uuid
         if data == "clock_snapshot":
-            readings, first_own = packet.clock_snapshot.clocks, _MIN_SEQUENCE_CLOCK_ID
-            builtin_ns = next((reading.timestamp for reading in readings if reading.clock_id < first_own), 0)
-            for reading in (reading for reading in readings if reading.clock_id >= first_own):
+            readings, min_id = packet.clock_snapshot.clocks, _MIN_SEQUENCE_CLOCK_ID
+            builtin_ns = next((reading.timestamp for reading in readings if reading.clock_id < min_id), 0)
+            for reading in (reading for reading in readings if reading.clock_id >= min_id):
                 unit_ns = reading.unit_multiplier_ns or 1
                 now_ns = reading.timestamp * unit_ns
                 clock = _SequenceClock(unit_ns, reading.is_incremental, now_ns, builtin_ns - now_ns)
@@ -102,9 +102,9 @@ class PacketSequence:
                     values[entry.iid] = value if isinstance(value, str) else repr(value)
 
     def time_ns(self, packet: Any) -> int | None:
-        """Return the packet's time on the built-in clock; None if its clock has never been defined.
+        """Return the packet's time on the built-in clock in ns; None if its clock has not been defined.
 
-        To be called once per packet, in file order: an incremental clock advances.
+        Call it once per packet, in file order: it advances an incremental clock.
         """
         clock_id = packet.timestamp_clock_id or self.default_clock_id
         if clock_id < _MIN_SEQUENCE_CLOCK_ID:
@@ -113,7 +113,7 @@ class PacketSequence:
         if clock is None:
             return None
         ticks_ns = packet.timestamp * clock.unit_ns
-        clock.now_ns = clock.now_ns + ticks_ns if clock.incremental else ticks_ns
+        clock.now_ns = clock.now_ns + ticks_ns if clock.is_incremental else ticks_ns
         return clock.now_ns + clock.offset_ns
 
 
@@ -125,19 +125,19 @@ _BEGIN, _END, _INSTANT = (
 _PHASES = np.array([0, SLICE_BEGIN, SLICE_END, SLICE], np.uint8)
 """The phase in `SliceEvents` for each of these types."""
 _TRACK_BITS = 30
-_BYTES_OF_TYPE = 2
-"""The size of a track event that has a type and nothing else, as most ends of slices."""
+_TYPE_ONLY_BYTES = 2
+"""Size of a track event with a type and no other field, such as most ends of slices."""
 _NEEDS_STATE = proto.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
 
 
 class PerfettoPackets:
-    """Checks packets one by one and collects what the rules between events look at."""
+    """Checks single packets, and collects the valid ones for the rules between events."""
 
     def __init__(self) -> None:
         self._names, self._tracks = Numbering[str](), Numbering[TrackKey]()
         _ = self._names[""]  # 0: no name
-        # As `SliceEvents` and `FlowEnds` have them, without those that have a fault. Of each event three numbers, since
-        # to append one by one takes longer: time, position, and name, track and type in one.
+        # The valid events of `SliceEvents` and `FlowEnds`. An event is three numbers: time, position, and a code of
+        # name, track and type. One array for all three is faster to append to than three arrays.
         self._events = array("q")
         self._flow_phase, self._flow, self._flow_event = bytearray(), array("Q"), array("q")
         self._position = 0
@@ -149,7 +149,7 @@ class PerfettoPackets:
         """Check the next packets of the file."""
         for position, packet in enumerate(packets, self._position):
             sequence = self._sequences[packet.trusted_packet_sequence_id]
-            # One look at the packet is far cheaper than to ask for each field.
+            # Asking for the packet's kind of data is far cheaper than checking each field.
             data = packet.WhichOneof("data")
             sequence.update(packet, data)
             if data == "track_event":
@@ -163,12 +163,12 @@ class PerfettoPackets:
         events, faults = self._slice_events(), self._faults[:]
         for track, (uuid,) in enumerate(self._tracks):
             if uuid not in self._described_tracks:
-                first = int(events.position[np.argmax(events.track == track)])
-                faults.append(Fault("undefined", f"track {uuid} has no descriptor", first))
+                position = int(events.position[np.argmax(events.track == track)])
+                faults.append(Fault("undefined", f"track {uuid} has no descriptor", position))
         return faults
 
     def layout(self) -> TrackLayout:
-        """Return the slices and flows of all packets that have no fault."""
+        """Return the slices and flows of all packets without a fault."""
         events = self._slice_events()
         row = np.frombuffer(self._flow_event, np.int64)
         flow, flow_phase = np.frombuffer(self._flow, np.uint64), np.frombuffer(self._flow_phase, np.uint8)
@@ -184,17 +184,17 @@ class PerfettoPackets:
 
     def _add_event(self, position: int, packet: Any, event: Any, sequence: PacketSequence, time: int | None) -> None:
         event_type = event.type
-        # Half of all packets are the end of a slice, and most of these nothing else.
-        is_plain_end = event_type == _END and event.ByteSize() == _BYTES_OF_TYPE
-        problems: list[Fault] = []
-        # A usual packet breaks no rule; to check each rule takes longer.
-        is_usual = sequence.has_state and time is not None and 0 <= time <= NEVER_NS
-        if not (is_usual and packet.trusted_packet_sequence_id and packet.HasField("timestamp")):
-            problems += _packet_faults(position, packet, sequence, time)
+        # Half of all packets are the end of a slice, and most of these have no other field.
+        is_plain_end = event_type == _END and event.ByteSize() == _TYPE_ONLY_BYTES
+        faults: list[Fault] = []
+        # A packet that passes this quick check obeys all rules for packets.
+        is_valid = sequence.has_state and time is not None and 0 <= time <= NEVER_NS
+        if not (is_valid and packet.trusted_packet_sequence_id and packet.HasField("timestamp")):
+            faults += _packet_faults(position, packet, sequence, time)
         if not is_plain_end:
-            problems += _undefined_references(position, event, sequence)
-        if problems:
-            self._faults += problems
+            faults += _undefined_references(position, event, sequence)
+        if faults:
+            self._faults += faults
             return
         if time is None or event_type not in (_BEGIN, _END, _INSTANT):
             return
@@ -213,14 +213,14 @@ class PerfettoPackets:
             (event.terminating_flow_ids, END),
             (event.terminating_flow_ids_old, END),
         ):
-            if flows:  # far cheaper than to iterate over none
+            if flows:  # far cheaper than iterating over an empty field
                 self._flow.extend(flows)
                 self._flow_phase += bytes([phase]) * len(flows)
                 self._flow_event.extend([len(self._events) // 3 - 1] * len(flows))
 
 
 def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: int | None) -> Iterator[Fault]:
-    """Apply the rules on the packet around a track event."""
+    """Apply the rules for the packet around a track event."""
     if not packet.trusted_packet_sequence_id:
         yield Fault("missing-field", "a track event without trusted_packet_sequence_id", position)
     if not sequence.has_state and packet.sequence_flags & _NEEDS_STATE:
@@ -229,13 +229,13 @@ def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: i
         yield Fault("missing-field", "a track event without timestamp", position)
     elif time is None:
         clock_id = packet.timestamp_clock_id or sequence.default_clock_id
-        yield Fault("undefined", f"clock {clock_id} is set by no snapshot before it", position)
+        yield Fault("undefined", f"no snapshot before it sets clock {clock_id}", position)
     elif not 0 <= time <= NEVER_NS:
         yield Fault("time-out-of-range", f"{time} ns is negative or beyond 2^63 ns", position)
 
 
 def _undefined_references(position: int, event: Any, sequence: PacketSequence) -> Iterator[Fault]:
-    """Find interned values that a track event refers to and its sequence has not defined."""
+    """Find references of a track event to interned values that its sequence has not defined."""
     interned = sequence.interned
     if event.name_iid and event.name_iid not in interned["event_names"]:
         yield _undefined("event_names", event.name_iid, position)
@@ -243,7 +243,7 @@ def _undefined_references(position: int, event: Any, sequence: PacketSequence) -
     for iid in event.category_iids:
         if iid not in categories:
             yield _undefined("event_categories", iid, position)
-    if not event.debug_annotations:  # far cheaper than to iterate over none
+    if not event.debug_annotations:  # far cheaper than iterating over an empty field
         return
     names, texts = interned["debug_annotation_names"], interned["debug_annotation_string_values"]
     for annotation in event.debug_annotations:

@@ -1,4 +1,4 @@
-"""Events by track and flow: begins paired with ends, sorted; and the rules between them, on nesting and on flows."""
+"""The layout of events by track and flow, with begins paired with ends; and the rules for nesting and for flows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..timeline.nesting import nest_times
 TrackKey = tuple[str | int, ...]
 """Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""
 FlowKey = tuple[object, ...]
-"""Identifies a flow, the same for all its ends; its id comes first."""
+"""Identifies a flow, equally at all its ends; its id comes first."""
 
 
 class Fault(NamedTuple):
-    """One fault that `check` found: where a file breaks a rule.
+    """A broken rule that `check` found.
 
     Attributes:
-        rule: the rule's name (`partial-overlap`).
-        message: what is wrong, with the values that are.
-        event: position of the event in the file, from 0 (of the packet in a Perfetto trace); None if the file as a
-            whole is concerned.
-        of_profiler: whether it is a fault of torch.profiler, in an event of its own; modtrace keeps these as they are.
+        rule: name of the rule (`partial-overlap`).
+        message: description of the fault, with the wrong values.
+        event: position of the event in the file, from 0 (of the packet in a Perfetto trace); None for a fault of the
+            whole file.
+        of_profiler: whether torch.profiler wrote the event; modtrace does not change such events.
     """
 
     rule: str
@@ -39,50 +39,50 @@ class Fault(NamedTuple):
     of_profiler: bool = False
 
     def __str__(self) -> str:
-        where = "" if self.event is None else f"event {self.event}: "
-        return f"{self.rule}: {where}{self.message}"
+        position = "" if self.event is None else f"event {self.event}: "
+        return f"{self.rule}: {position}{self.message}"
 
 
 class FlowEnd(NamedTuple):
-    """A place where a flow starts, passes through, or ends."""
+    """A moment at which a flow starts, passes through, or ends."""
 
-    position: int  # of its event in the file, from 0
+    position: int  # position of its event in the file, from 0
     phase: str  # Chrome's letter: s, t or f
-    track: TrackKey  # the track it lies on
-    time: int  # ns
-    flow: FlowKey  # the flow it belongs to
+    track: TrackKey  # track of its event
+    time: int  # time in ns
+    flow: FlowKey  # key of the flow
 
 
 START, STEP, END = b"stf"
-"""The phases of an end of a flow, by Chrome's letters."""
+"""The phases of an end of a flow, as Chrome's letters."""
 ONWARD = ord("o")
-"""The phase of an end that starts its flow if it is the first in time; else the flow passes through it."""
+"""The phase of an end that starts its flow if it is the first in time; otherwise the flow passes through it."""
 
 
 class FlowEnds:
     """The ends of all flows.
 
     Args:
-        position: int64[n], of each one's event in the file, from 0.
-        time: int64[n], ns.
-        track: int64[n], index of the track it lies on.
-        flow: the flow it belongs to: uint64[n] ids, or indices into `keys`.
+        position: int64[n], position of the event in the file, from 0.
+        time: int64[n], time in ns.
+        track: int64[n], index of the track.
+        flow: flow of the end: uint64[n] ids, or indices into `keys`.
         phase: uint8[n], `START`, `STEP`, `END` or `ONWARD`.
-        binds_next: bool[n], whether it belongs to the next slice that begins, else to the one around it.
-        keys: what identifies a flow, where an id alone does not.
+        binds_next: bool[n], whether the end belongs to the next slice of its track, or to the slice around it.
+        keys: keys of flows, if ids are ambiguous.
 
     Attributes:
-        order: the indexes of all ends by flow, and in each by time.
+        order: the indices of all ends by flow, and by time within a flow.
     """
 
     def __init__(self, *columns: AnyArray, keys: Sequence[FlowKey] = ()) -> None:
         self.position, self.time, self.track, self._flow, self._phase, self.binds_next = columns
         self._keys = keys
         _, appearance, flow = np.unique(self._flow, return_index=True, return_inverse=True)
-        # Flows in the order in which they appear in the file; ends of the same time stay in file order.
-        by_flow = appearance[flow] if len(flow) else np.zeros(0, np.int64)
-        self.order: Int64Array = np.lexsort((self.time, by_flow))
-        self._first = np.flatnonzero(np.diff(by_flow[self.order], prepend=-1))
+        # Flows are in the order of their first appearance in the file; ends of the same time stay in file order.
+        flow_order = appearance[flow] if len(flow) else np.zeros(0, np.int64)
+        self.order: Int64Array = np.lexsort((self.time, flow_order))
+        self._first = np.flatnonzero(np.diff(flow_order[self.order], prepend=-1))
         onward = self.order[self._phase[self.order] == ONWARD]
         self._phase = self._phase.copy()
         self._phase[onward] = np.where(np.diff(flow[onward], prepend=-1) != 0, START, STEP)
@@ -91,68 +91,68 @@ class FlowEnds:
         return len(self.position)
 
     def irregular(self, tracks: list[TrackKey]) -> Iterator[list[FlowEnd]]:
-        """Yield the ends of flows that may break a rule: all but flows with a start and one other end."""
+        """Yield the ends of each flow that may break a rule: of all except flows with a start and one other end."""
         if not len(self):
             return
         is_start: BoolArray = self._phase[self.order] == START
-        first, last = self._first, np.append(self._first[1:], len(self.order))
+        first, stop = self._first, np.append(self._first[1:], len(self.order))
         second = np.minimum(first + 1, len(self.order) - 1)
-        regular = (last - first == 2) & is_start[first] & ~is_start[second]
-        for begin, end in zip(first[~regular].tolist(), last[~regular].tolist(), strict=True):
-            yield [self.end(row, tracks) for row in self.order[begin:end].tolist()]
+        is_regular = (stop - first == 2) & is_start[first] & ~is_start[second]
+        for flow_first, flow_stop in zip(first[~is_regular].tolist(), stop[~is_regular].tolist(), strict=True):
+            yield [self.end(row, tracks) for row in self.order[flow_first:flow_stop].tolist()]
 
     def end(self, row: int, tracks: list[TrackKey]) -> FlowEnd:
-        """Return the end at an index."""
-        flow, where = int(self._flow[row]), tracks[self.track[row]]
+        """Return one end of a flow as a `FlowEnd`, with its track key, for messages."""
+        flow, track = int(self._flow[row]), tracks[self.track[row]]
         key = self._keys[flow] if self._keys else (flow,)
-        return FlowEnd(int(self.position[row]), chr(self._phase[row]), where, int(self.time[row]), key)
+        return FlowEnd(int(self.position[row]), chr(self._phase[row]), track, int(self.time[row]), key)
 
 
 NEVER_NS = 2**63 - 1
-"""The end of a slice whose end never came."""
+"""The end of a slice without an end event."""
 
 
 class SliceEvents(NamedTuple):
-    """The events of slices as a reader finds them, in file order; columns of equal length, as a trace has millions."""
+    """The events of slices in file order; columns of equal length, as a trace has millions of them."""
 
-    track: AnyArray  # int[n], index of its track
+    track: AnyArray  # int[n], index of the track
     phase: AnyArray  # uint8[n], X, B or E
-    time: AnyArray  # int64[n], ns
-    duration: AnyArray  # int64[n], of X, ns
-    position: AnyArray  # int64[n], in the file
-    name: AnyArray  # int32[n], in the layout's `names`; of an E that closes whatever is open 0
+    time: AnyArray  # int64[n], time in ns
+    duration: AnyArray  # int64[n], duration of an X in ns
+    position: AnyArray  # int64[n], position in the file
+    name: AnyArray  # int32[n], index into the layout's `names`; 0 for an E without a name
 
     def take(self, rows: AnyArray) -> SliceEvents:
-        """Return some rows, in order; without a copy if these are all."""
+        """Return the rows `rows`, which are in order; itself, not a copy, if these are all rows."""
         return self if len(rows) == len(self.track) else SliceEvents(*(column[rows] for column in self))
 
 
 @dataclass(frozen=True, slots=True)
 class ArrangedSlices:
-    """The slices of one track, by start; of several with the same start the longest first."""
+    """The slices of one track by start, longer slices first if starts are equal."""
 
-    start: Int64Array  # int64[n], ns
-    end: Int64Array  # int64[n], ns; `NEVER_NS` where the end never came
-    position: Int64Array  # int64[n], of the event that begins it, in the file
-    name: Int32Array  # int32[n], in the layout's `names`
-    is_paired: bool  # whether all of them are pairs of B and E
+    start: Int64Array  # int64[n], start in ns
+    end: Int64Array  # int64[n], end in ns; `NEVER_NS` without an end event
+    position: Int64Array  # int64[n], position of the slice's first event in the file
+    name: Int32Array  # int32[n], index into the layout's `names`
+    is_paired: bool  # whether all slices are pairs of B and E
 
 
 class TrackLayout:
-    """All events of a trace by their kinds: begins are paired with ends, slices and flow ends are sorted.
+    """All events of a trace by kind: begins are paired with ends, slices and flow ends are sorted.
 
     Args:
-        names: of slices, with their indexes.
+        names: names of slices, by index.
         tracks: keys of tracks, by index.
-        events: of slices.
+        events: events of slices.
         flows: the ends of flows.
-        work: kernels, memcpys and memsets, int64[5, n]: index of the track, start, end, position and name of each.
-        stop: when the profiler stopped, ns; None: nothing says it.
+        work: kernels, memcpys and memsets as int64[5, n]: index of the track, start, end, position, name.
+        stop: time in ns at which the profiler stopped; None if unknown.
 
     Attributes:
         slices: the slices of each track.
-        unended: begins that nothing closes; viewers draw them to the end of the trace.
-        unbegun: ends that close nothing; viewers ignore them.
+        begins_without_end: faults for B events that no E closes; viewers draw them to the end of the trace.
+        ends_without_begin: faults for E events that close no B; viewers ignore them.
     """
 
     def __init__(
@@ -165,45 +165,46 @@ class TrackLayout:
         stop: int | None = None,
     ) -> None:
         self.names, self.flows, self.work, self.stop = names, flows, work, stop
-        self.unended, self.unbegun = list[Fault](), list[Fault]()
+        self.begins_without_end, self.ends_without_begin = list[Fault](), list[Fault]()
         rows_of = {int(events.track[rows[0]]): rows for rows in split_by(events.track, np.arange(len(events.track)))}
-        none = np.zeros(0, np.int64)
-        self.slices = {key: self._arranged(events.take(rows_of.get(index, none))) for index, key in enumerate(tracks)}
+        no_rows = np.zeros(0, np.int64)
+        self.slices = {key: self._arranged(events.take(rows_of.get(i, no_rows))) for i, key in enumerate(tracks)}
 
     def _arranged(self, events: SliceEvents) -> ArrangedSlices:
         """Return the slices of one track."""
-        whole = events.phase == SLICE
-        begins, end_time = self._pair(events.take(halves := np.flatnonzero(~whole)))
-        half, time = halves[begins], events.time[whole]
-        start = np.append(time, events.time[half])
-        end = np.append(time + np.minimum(events.duration[whole], NEVER_NS - 1 - time), end_time)
-        position, name = (np.append(column[whole], column[half]) for column in (events.position, events.name))
+        is_slice = events.phase == SLICE
+        begins, end_time = self._pair(events.take(halves := np.flatnonzero(~is_slice)))
+        begin_rows, time = halves[begins], events.time[is_slice]
+        start = np.append(time, events.time[begin_rows])
+        end = np.append(time + np.minimum(events.duration[is_slice], NEVER_NS - 1 - time), end_time)
+        position, name = (np.append(column[is_slice], column[begin_rows]) for column in (events.position, events.name))
         order = np.lexsort((position, -end, start))
-        return ArrangedSlices(start[order], end[order], position[order], name[order], not whole.any())
+        return ArrangedSlices(start[order], end[order], position[order], name[order], not is_slice.any())
 
     def _pair(self, events: SliceEvents) -> tuple[Int64Array, Int64Array]:
         """Pair B with E as viewers do: an E closes the innermost open B (of its name, if it has one) and all inside.
 
         Returns:
-            The rows of each B that is a slice, and when it ends.
+            The row of each B, and its end time.
         """
-        # Not as lists: of millions of numbers they would take five times as much memory.
+        # Lists of millions of numbers would need five times the memory of these views.
         name_of, position_of, phase_of = events.name.data, events.position.data, events.phase.data
-        begins, ends = array("q"), array("q")  # the rows of each pair's halves; -1 if it never ends
+        begins, ends = array("q"), array("q")  # rows of the B and the E of each pair; -1 without an E
         stack: list[int] = []
         for index in np.argsort(events.time, kind="stable").tolist():
             if phase_of[index] == BEGIN:
                 stack.append(index)
                 continue
             name = name_of[index]
-            if stack and (not name or name_of[stack[-1]] == name):  # as of nearly all
+            if stack and (not name or name_of[stack[-1]] == name):  # the usual case
                 begins.append(stack.pop())
                 ends.append(index)
                 continue
             if (match := find_open_begin(stack, name_of, name)) < 0:
-                subject = f"{self.names[name]!r} ends" if name else "an end"
-                message = f"{subject} where nothing of that name is open"
-                self.unbegun.append(Fault("end-without-begin", message, position_of[index]))
+                message = f"{self.names[name]!r} ends, but" if name else "an end, but"
+                self.ends_without_begin.append(
+                    Fault("end-without-begin", f"{message} no such slice is open", position_of[index])
+                )
                 continue
             for begin in reversed(stack[match + 1 :]):
                 self._add_unended(name_of[begin], position_of[begin])
@@ -219,30 +220,30 @@ class TrackLayout:
         return np.array(begins, np.int64), end_time[np.array(ends, np.int64)]
 
     def _add_unended(self, name: int, position: int) -> None:
-        self.unended.append(Fault("begin-without-end", f"{self.names[name]!r} is never ended", position))
+        self.begins_without_end.append(Fault("begin-without-end", f"{self.names[name]!r} is never ended", position))
 
 
 MAX_DRAWN_DEPTH = 512
-"""The greatest depth of slices that viewers draw."""
+"""Maximum depth of slices that viewers draw."""
 
 
 def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
-    """Find slices that begin inside another and end after it; viewers drop them or draw them wrongly."""
+    """Find slices that begin inside another slice and end after it; viewers drop them or draw them wrongly."""
     for track, slices in layout.slices.items():
         if slices.is_paired:
-            continue  # pairs of B and E nest as they are paired
-        if _depths(slices).max(initial=0) <= MAX_DRAWN_DEPTH:  # `nest_times` goes from level to level
-            long = (slices.end != NEVER_NS) & (slices.end > slices.start)
-            start, end = slices.start[long], slices.end[long]
+            continue  # pairs of B and E always nest
+        if _depths(slices).max(initial=0) <= MAX_DRAWN_DEPTH:  # `nest_times` makes a pass per level
+            has_extent = (slices.end != NEVER_NS) & (slices.end > slices.start)
+            start, end = slices.start[has_extent], slices.end[has_extent]
             _, parent = nest_times(start, end, np.zeros(len(start), np.int32))
             if not np.any(end > end[parent], where=parent >= 0):
-                continue  # each ends in the slice around it
+                continue  # each slice ends within its parent
         ends, names = slices.end.tolist(), layout.names
         stack: list[int] = []
         for index, start in enumerate(slices.start.tolist()):
             end = ends[index]
             if end == NEVER_NS:
-                continue  # it is among `unended`; where it would have ended is unknown
+                continue  # it is in `begins_without_end`, and its true end is unknown
             while stack and ends[stack[-1]] <= start:
                 stack.pop()
             if stack and ends[stack[-1]] < end:
@@ -258,19 +259,18 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
 
 
 def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
-    """Find work in which the next of its stream begins and ends, or that outlasts the profiler: its end is wrong."""
+    """Find work with a wrong end: it lasts beyond the end of the next work on its stream, or beyond the profiler."""
     if layout.work is None:
         return
     names, tracks = layout.names, list(layout.slices)
     track, start, end, position, name = layout.work
-    until = possible_ends(track, start, end, layout.stop)
-    for row in np.flatnonzero(until != end).tolist():
-        moment = (
-            "the profiler stopped" if until[row] == layout.stop else "the next one on it began, which ends before it"
-        )
+    possible_end = possible_ends(track, start, end, layout.stop)
+    for row in np.flatnonzero(possible_end != end).tolist():
+        is_stop = possible_end[row] == layout.stop
+        moment = "the profiler stopped" if is_stop else "the next one on it began, which ends before it"
         message = (
             f"{names[name[row]]!r} on {_track_text(tracks[track[row]])} lasts {end[row] - start[row]} ns, "
-            f"{end[row] - until[row]} of them after {moment}: no device works so; `merge` counts it until then"
+            f"{end[row] - possible_end[row]} of them after {moment}: no device works so; `merge` counts it until then"
         )
         yield Fault("device-overlap", message, int(position[row]))
 
@@ -284,15 +284,15 @@ def too_deep(layout: TrackLayout) -> Iterator[Fault]:
         first = int(np.argmax(depth > MAX_DRAWN_DEPTH))
         if depth[first] > MAX_DRAWN_DEPTH:
             name = layout.names[slices.name[first]]
-            message = f"{name!r} lies {depth[first]} deep on {_track_text(track)}; viewers draw {MAX_DRAWN_DEPTH}"
+            message = f"{name!r} has depth {depth[first]} on {_track_text(track)}; viewers draw {MAX_DRAWN_DEPTH}"
             yield Fault("too-deep", message, int(slices.position[first]))
 
 
 def _depths(slices: ArrangedSlices) -> Int64Array:
-    """Return the depth of each slice: how many are around it by their times, and itself."""
+    """Return the depth of each slice: the number of slices around it by their times, plus one."""
     is_empty = slices.start == slices.end
-    ended = np.searchsorted(np.sort(slices.end[~is_empty]), slices.start, side="right")
-    depth: Int64Array = np.cumsum(~is_empty) - ended + is_empty
+    ended_count = np.searchsorted(np.sort(slices.end[~is_empty]), slices.start, side="right")
+    depth: Int64Array = np.cumsum(~is_empty) - ended_count + is_empty
     return depth
 
 
@@ -306,14 +306,14 @@ def flow_without_end(layout: TrackLayout) -> Iterator[Fault]:
 
 
 def flow_without_start(layout: TrackLayout) -> Iterator[Fault]:
-    """Find ends of flows with no start before them."""
+    """Find ends of flows without an earlier start."""
     for ends in layout.flows.irregular(list(layout.slices)):
         for end in itertools.takewhile(lambda end: end.phase != "s", ends):
             yield Fault("flow-without-start", f"{_flow_text(end)} ends and has not started", end.position)
 
 
 def duplicate_flow(layout: TrackLayout) -> Iterator[Fault]:
-    """Find second starts of a flow: flows cannot fork, and the second one is not drawn."""
+    """Find second starts of a flow: flows cannot fork, and viewers do not draw the second start."""
     for ends in layout.flows.irregular(list(layout.slices)):
         starts = [end for end in ends if end.phase == "s"]
         for restart in starts[1:]:
@@ -322,7 +322,7 @@ def duplicate_flow(layout: TrackLayout) -> Iterator[Fault]:
 
 
 def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
-    """Find ends of flows that no slice holds."""
+    """Find ends of flows outside all slices."""
     flows, tracks = layout.flows, list(layout.slices)
     if not len(flows):
         return
@@ -332,11 +332,11 @@ def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
         if not len(slices.start):
             is_unbound[rows] = True
             continue
-        begun = np.searchsorted(slices.start, times, side="right")
-        # The latest end of all slices begun by then says whether one of them is still open.
+        start_count = np.searchsorted(slices.start, times, side="right")
+        # A slice is open if the latest end of all slices started by then is not before the time.
         latest_end = np.maximum.accumulate(slices.end)
-        is_around = (begun > 0) & (latest_end[np.maximum(begun, 1) - 1] >= times)
-        is_unbound[rows] = ~np.where(flows.binds_next[rows], slices.start[-1] >= times, is_around)
+        is_inside = (start_count > 0) & (latest_end[np.maximum(start_count, 1) - 1] >= times)
+        is_unbound[rows] = ~np.where(flows.binds_next[rows], slices.start[-1] >= times, is_inside)
     for row in flows.order[is_unbound[flows.order]].tolist():
         end = flows.end(row, tracks)
         message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"
