@@ -167,7 +167,7 @@ def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
 
     address = re.fullmatch(r"Open (http://127\.0\.0\.1:(\d+)/[\w-]{32}/)\n", first)
     assert address is not None
-    assert second == "From another machine, first forward the port there (--port chooses it):\n"
+    assert second == "On another machine, first forward the port there (--port chooses it):\n"
     assert third == f"  ssh -L {address[2]}:127.0.0.1:{address[2]} {socket.gethostname()}\n"
     page = fetched(address[1])
     assert b"https://ui.perfetto.dev/#!/?" in page
@@ -400,7 +400,7 @@ def test_a_notebook_shows_the_last_steps_of_a_long_timeline() -> None:
     shown = iframe_html(timeline)
 
     kept = f"{fitting * per_step:,} of {len(timeline.spans):,} spans: the last {fitting} steps of 100."
-    assert shown.startswith(f"<p>{kept} To see all of it: ")
+    assert shown.startswith(f"<p>{kept} To see the whole timeline: ")
     assert shown.count("<iframe") == 1
     assert len(shown) < 600_000
 
@@ -414,7 +414,7 @@ def test_a_notebook_says_what_a_huge_timeline_is() -> None:
     assert "<iframe" not in shown
     assert html.unescape(shown) == (
         f"<p>{timeline!r} has too many spans in one step to be shown here. "
-        'To see all of it: timeline.save("timeline.html"), or .pftrace.</p>'
+        'To see the whole timeline: timeline.save("timeline.html"), or .pftrace.</p>'
     )
 
 

@@ -95,10 +95,10 @@ REFUSED = {
     b"<!doctype html><p>": "it is a page that modtrace did not write",
     b"\x7fELF\x02\x01": "neither a ring file nor a trace",
     b"hello, world": "neither a ring file nor a trace",
-    b'{"traceEvents": [': "this is no profiler trace, or it was cut off",
+    b'{"traceEvents": [': "this is not a profiler trace, or it was cut off",
     b"{}": 'it has no "traceEvents"',
     b'{"baseTimeNanoseconds": 0, "otherData": {"modtrace": {"format": 1': "broken JSON before the events",
-    gzip.compress(b"hello", mtime=0)[:-6]: "not whole, or damaged",
+    gzip.compress(b"hello", mtime=0)[:-6]: "incomplete or damaged",
     b"\x0a\x02\x08\x01": "it has no table of modtrace",
 }
 

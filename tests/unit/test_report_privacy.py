@@ -436,7 +436,7 @@ def test_metadata_that_is_not_as_expected_is_left_out(key: str, value: object) -
 
 
 def test_a_trace_that_says_nothing_of_its_origin() -> None:
-    assert environment_text({}).splitlines()[0] == "The trace does not say where it was recorded."
+    assert environment_text({}).splitlines()[0] == "The trace does not describe its machine."
 
 
 def test_collectives_stay_without_the_names_that_a_user_gave_to_groups(tmp_path: Path) -> None:

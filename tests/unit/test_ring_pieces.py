@@ -351,7 +351,7 @@ def test_of_a_ring_with_too_many_events_the_last_steps_are_shown(
     assert f"- {notes[0]}\n" in packed.files["summary.md"].decode()
     assert f"{STEPS - first} steps" in packed.files["summary.md"].decode()
     assert {*load(viewable).slices.step.tolist()} == {*range(first, STEPS)}
-    assert chosen.notes == ["This holds steps 3 to 4, which --steps chose."]
+    assert chosen.notes == ["This contains steps 3 to 4, which --steps chose."]
     assert no_notes == []
     assert as_values(load(everything))["start"] == as_values(whole)["start"]
     with pytest.raises(TraceError, match="it has no events in these steps; its last is 59"):

@@ -1,6 +1,6 @@
 """Bug reports: a `.zip` with a trace, a page that shows it, a summary and the environment; private by default.
 
-One is made from a timeline, or from a profiler's trace with the timeline in it, with as much as fits the size limit.
+A report is made from a timeline, or from a profiler's trace, and contains as much of it as the size limit allows.
 """
 
 import gzip
@@ -36,10 +36,10 @@ __all__ = ["MAX_REPORT_BYTES", "Report", "report", "zip_bytes"]
 class TracePart(NamedTuple):
     """The trace, or the part of it, that goes into an archive."""
 
-    file_name: str  # of the trace's file in the archive
-    data: bytes  # that file's contents
-    timeline: Timeline  # what the page shows
-    description: str | None  # which part it is (`the last 3 steps of 20`); None for all of it
+    file_name: str  # name of the trace's file in the archive
+    data: bytes  # contents of the file
+    timeline: Timeline  # timeline that the page shows
+    description: str | None  # description of the part (`the last 3 steps of 20`); None for the whole trace
 
 
 class TimelineSource:
@@ -52,7 +52,7 @@ class TimelineSource:
         self._folder = folder
 
     def part(self, max_items: int) -> TracePart:
-        """Return the slowest steps that have at most `max_items` spans, else the last `max_items` spans."""
+        """Return the slowest steps with up to `max_items` spans in total, or the last `max_items` spans."""
         timeline, description = self.timeline, None
         if max_items < self.count:
             timeline, description = slowest_steps(timeline, max_items) or last_spans(timeline, max_items)
@@ -64,8 +64,8 @@ class TimelineSource:
 class ProfileSource:
     """A profiler's trace, plain or merged.
 
-    A plain one becomes a `.pftrace`, as `modtrace merge` makes it. A merged one stays JSON: merging it once more would
-    lose what was recorded.
+    A plain trace becomes a `.pftrace`, as with `modtrace merge`. A merged trace stays JSON, since another merge would
+    lose its recording.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: FileKind, names: ReportNames, folder: Path) -> None:
@@ -76,7 +76,7 @@ class ProfileSource:
         self.notes = list(self._clean.notes)
 
     def part(self, max_items: int) -> TracePart:
-        """Return the slowest steps that have at most `max_items` events, else the last `max_items` events."""
+        """Return the slowest steps with up to `max_items` events in total, or the last `max_items` events."""
         path, timeline, description = self._clean.path, self.timeline, None
         if max_items < self.count:
             windows, description = self._slowest_steps(max_items) or self._last_events(max_items)
@@ -87,49 +87,49 @@ class ProfileSource:
             return TracePart("trace.json.gz", gzip.compress(path.read_bytes(), 6, mtime=0), timeline, description)
         from ..profiler.merge import merge_timeline
 
-        merged = self._folder / "trace.pftrace.gz"
-        merge_timeline(path, None, merged)
-        return TracePart(merged.name, merged.read_bytes(), timeline, description)
+        packed = self._folder / "trace.pftrace.gz"
+        merge_timeline(path, None, packed)
+        return TracePart(packed.name, packed.read_bytes(), timeline, description)
 
     def _slowest_steps(self, max_events: int) -> tuple[list[tuple[float, float]], str] | None:
-        """Return windows of time around the slowest steps, and what these are; None if not even one step fits."""
+        """Return windows of time around the slowest steps, and their description; None if not even one step fits."""
         steps = self._clean.steps
         if len(steps) < 2:
             return None
-        # What lies between the end of a step and the start of the next one belongs to the former.
+        # The time between the end of a step and the start of the next belongs to the first.
         ends = np.append(steps[1:], np.inf)
         counts = np.searchsorted(self._clean.times, ends) - np.searchsorted(self._clean.times, steps)
-        chosen = choose_slowest(self._clean.step_durations, counts, max_events)
-        if not len(chosen):
+        slowest = choose_slowest(self._clean.step_durations, counts, max_events)
+        if not len(slowest):
             return None
-        which = "slowest step" if len(chosen) == 1 else f"{len(chosen)} slowest steps"
-        windows = [(float(steps[index]), float(ends[index])) for index in chosen.tolist()]
-        return windows, f"the profiler's {which} of {len(steps)}"
+        subject = "slowest step" if len(slowest) == 1 else f"{len(slowest)} slowest steps"
+        windows = [(float(steps[index]), float(ends[index])) for index in slowest.tolist()]
+        return windows, f"the profiler's {subject} of {len(steps)}"
 
     def _last_events(self, max_events: int) -> tuple[list[tuple[float, float]], str]:
         times, end = self._clean.times, self._clean.end
-        since = float(times[-max_events])
-        kept_ms, all_ms = (end - since) / 1e3, (end - times[0]) / 1e3
-        return [(since, float("inf"))], f"the last {kept_ms:,.3f} ms of {all_ms:,.3f} ms"
+        start = float(times[-max_events])
+        part_ms, total_ms = (end - start) / 1e3, (end - times[0]) / 1e3
+        return [(start, float("inf"))], f"the last {part_ms:,.3f} ms of {total_ms:,.3f} ms"
 
 
 ReportSource: TypeAlias = TimelineSource | ProfileSource
-"""The two sources of a report; private things are already gone from them."""
+"""The two sources of a report; both are already cleaned of private data."""
 
 
 def _without_notes(timeline: Timeline) -> Timeline:
-    """Return the timeline of a copy, whose texts are all replaced, without the notes that reading a file adds."""
+    """Return the timeline of a clean copy without the notes that reading its file adds."""
     return replace(timeline, metadata=clean_metadata(timeline.metadata))
 
 
 _EARLIEST_DATE = (1980, 1, 1, 0, 0, 0)
-"""The earliest date that a ZIP can hold: the real one would say when and make archives differ."""
+"""The earliest date in a ZIP file: the real date is private, and would make equal reports differ."""
 _CREATED_ON_UNIX = 3
 _FILE_MODE = 0o100644 << 16
 
 
 def zip_bytes(files: Mapping[str, bytes]) -> bytes:
-    """Return a ZIP file of the files by name, in their order, without any time, user or machine in it."""
+    """Return a ZIP file of the files by name, in their order, without any date, user or machine."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
@@ -162,7 +162,7 @@ def _summary_text(source: ReportSource, table: str, part: TracePart, *, anonymiz
     """Return the text of `summary.md`, to paste into an issue."""
     lines = [*_describe(source.timeline), *source.notes]
     if part.description is not None:
-        lines.append(f"**Cut to fit:** the trace and the page hold {part.description}; the table is of all.")
+        lines.append(f"**Cut to fit:** the trace and the page have {part.description}; the table covers all.")
     lines.append(f"Drop `{part.file_name}` onto https://ui.perfetto.dev, or open `viewer.html` in a browser.")
     lines += [_ALIASED_NOTE if anonymized else _KEPT_NOTE, _REPLACED_NOTE]
     return "\n".join(["### modtrace report", "", *(f"- {line}" for line in lines), "", table])
@@ -171,17 +171,17 @@ def _summary_text(source: ReportSource, table: str, part: TracePart, *, anonymiz
 def _describe(timeline: Timeline) -> list[str]:
     columns, stats = timeline.columns, timeline.stats
     versions = [f"{key} {timeline.metadata[key]}" for key in _VERSION_KEYS if key in timeline.metadata]
-    recorded = f"Recorded with {', '.join(versions)}; reported" if versions else "Reported"
-    lines = [f"{recorded} by modtrace {__version__}."]
+    opening = f"Recorded with {', '.join(versions)}; reported" if versions else "Reported"
+    lines = [f"{opening} by modtrace {__version__}."]
     if not len(columns):
         return [*lines, "No module spans."]
-    length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
-    steps = len(np.unique(columns.step))
-    modules = len({timeline.names[name] for name in set(columns.name.tolist())})
+    duration_ms = (int(columns.end.max()) - int(columns.start[0])) / 1e6
+    step_count = len(np.unique(columns.step))
+    module_count = len({timeline.names[name] for name in set(columns.name.tolist())})
     processes = {track.process for track in timeline.tracks}
     lines.append(
-        f"{len(columns):,} spans of {modules:,} modules in {counted(steps, 'step')}, "
-        f"{length:,.3f} ms, on {counted(len(timeline.tracks), 'track')} "
+        f"{len(columns):,} spans of {module_count:,} modules in {counted(step_count, 'step')}, "
+        f"{duration_ms:,.3f} ms, on {counted(len(timeline.tracks), 'track')} "
         f"of {len(processes):,} {'process' if len(processes) == 1 else 'processes'}."
     )
     losses = [f"{value:,} {name}" for name, value in stats.items() if value and name != "recorded"]
@@ -193,15 +193,15 @@ def _describe(timeline: Timeline) -> list[str]:
 
 
 MAX_REPORT_BYTES = 25_000_000
-"""The largest attachment that GitHub accepts."""
+"""Maximum size of an attachment on GitHub."""
 _RETRY_FRACTION = 0.9
-"""The fraction of the items that should fit that is tried next: bytes do not quite follow the number of spans."""
-_SAMPLED_ABOVE = 200_000
-"""With more spans or events, a sample first says how many will fit: compressing them all in vain takes longest."""
-_SAMPLE = 1 / 16
+"""Fraction of the estimated number of items that is tried next: the size is not quite proportional to the number."""
+_MAX_UNSAMPLED_ITEMS = 200_000
+"""Number of spans or events above which a sample is compressed first, to estimate the number that fits."""
+_SAMPLE_FRACTION = 1 / 16
 _ONLY_MODULES_NOTE = (
-    "The profiler's own events are left out: of a merged trace in Perfetto's format only the modules can be told. "
-    "A report of the same in JSON has them."
+    "The profiler's own events are left out: in a merged trace in Perfetto's format, only modules can be recognized. "
+    "A report of the same merge in JSON has them."
 )
 _PROFILES = (FileKind.PROFILE, FileKind.MERGED_JSON, FileKind.MERGED_PERFETTO)
 _log = logging.getLogger("modtrace")
@@ -213,10 +213,10 @@ class Report:
 
     Attributes:
         files: contents by file name, in their order in the archive.
-        cut: which part of the trace it holds (`the last 3 steps of 20`); None for all of it.
-        size: bytes of the archive.
-        notes: what the reader should know about the trace.
-        texts: by kind (`module`, `mark`, `thread`, …) every name and text in it that does not come from modtrace.
+        cut: description of the part of the trace in the report (`the last 3 steps of 20`); None for the whole trace.
+        size: size of the archive in bytes.
+        notes: notes on the trace for the reader.
+        texts: by kind (`module`, `mark`, `thread`, …) every name and text in the report that is not modtrace's own.
     """
 
     files: Mapping[str, bytes]
@@ -226,7 +226,7 @@ class Report:
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the archive; raises WriteError if it cannot be written; an existing file at `path` is intact."""
+        """Write the archive; raises WriteError if it cannot be written. An existing file at `path` is then intact."""
         with atomic_writer(path) as file:
             file.write(zip_bytes(self.files))
 
@@ -241,19 +241,19 @@ def report(
 ) -> Report:
     """Pack a trace for a bug report: the trace, a page that shows it, a summary and the environment.
 
-    If only a part of the trace fits and `out` is given, a warning is logged. A ring with more than 4 million events
-    has its last steps packed; `notes` says which.
+    If only a part of the trace fits and `out` is given, a warning is logged. If a ring has more than 4 million events,
+    only its last steps are packed; `notes` has their numbers.
 
     Args:
         trace: a timeline, or any file that `modtrace.load` reads.
-        out: the `.zip` to write; None: write none.
+        out: the `.zip` to write; None: no file is written.
         anonymize: replace names of modules and classes by aliases.
         max_bytes: size limit of the archive.
-        steps: pack the modules of the steps from the first number to before the second, as `Timeline.steps` takes them.
+        steps: pack only the modules of these steps: the first step, and the step after the last, see `Timeline.steps`.
 
     Raises:
         RingError: a ring file is damaged beyond reading.
-        TraceError: it is not a trace, or broken.
+        TraceError: the file is not a trace, or broken.
         WriteError: not even one span fits, or the file cannot be written; an existing file is intact.
 
     Example:
@@ -263,16 +263,16 @@ def report(
     names = AliasedNames(redact) if anonymize else ReportNames(redact)
     with work_folder() as folder:
         if isinstance(trace, Timeline):
-            chosen = trace if steps is None else take_steps(trace, *steps)
-            packed = _fit(TimelineSource(chosen, names, folder), None, names, max_bytes)
+            timeline = trace if steps is None else take_steps(trace, *steps)
+            result = _fit(TimelineSource(timeline, names, folder), None, names, max_bytes)
         else:
-            packed = _pack_file(trace, names, folder, max_bytes, steps)
+            result = _pack_file(trace, names, folder, max_bytes, steps)
     if out is not None:
-        packed.save(out)
-        if packed.cut is not None:
+        result.save(out)
+        if result.cut is not None:
             megabytes = max_bytes // 10**6
-            _log.warning("%s holds %s, so that it has no more than %d MB", os.fspath(out), packed.cut, megabytes)
-    return packed
+            _log.warning("%s has only %s, to stay within %d MB", os.fspath(out), result.cut, megabytes)
+    return result
 
 
 def _pack_file(
@@ -286,7 +286,7 @@ def _pack_file(
         else:
             timeline, notes = load_shown(trace, steps)
             source = TimelineSource(timeline, names, folder)
-            del timeline  # there is memory for its times once
+            del timeline  # the memory may suffice for only one copy of its times
             source.notes += notes
         if steps is not None:
             source.notes.append(_describe_steps(source.timeline, has_events=kind in _PROFILES))
@@ -297,21 +297,21 @@ def _pack_file(
 
 
 def _describe_steps(timeline: Timeline, *, has_events: bool) -> str:
-    """Say which steps were chosen; `has_events`: whether the trace has events of a profiler, which are not in them."""
+    """Return a note on the chosen steps; `has_events` is whether the trace also has a profiler's events."""
     step = timeline.slices.step
-    left_out = "; the profiler's own events are left out" if has_events else ""
-    return f"This holds steps {int(step.min()):,} to {int(step.max()):,}, which --steps chose{left_out}."
+    omission = "; the profiler's own events are left out" if has_events else ""
+    return f"This contains steps {int(step.min()):,} to {int(step.max()):,}, which --steps chose{omission}."
 
 
 def _gpu_table(path: Path, names: ReportNames) -> str:
-    """Return the table with GPU times of a merged trace."""
+    """Return the summary table with GPU times of a merged trace."""
     from ..profiler.device_work import NoModuleReason, no_module_name
 
     timeline = read_timeline(path)
-    no_module = {no_module_name(reason) for reason in NoModuleReason}
+    reason_names = {no_module_name(reason) for reason in NoModuleReason}
     work = timeline.gpu_work
     if work is not None:
-        modules = [module if module[0] in no_module else names.module(*module) for module in work.modules]
+        modules = [module if module[0] in reason_names else names.module(*module) for module in work.modules]
         work = replace(work, modules=modules)
     summary = summarize(replace(clean_timeline(timeline, names), gpu_work=work))
     return summary.sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
@@ -334,13 +334,13 @@ def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes:
         return files, part, len(zip_bytes(files))
 
     max_items = source.count
-    if max_items > _SAMPLED_ABOVE:
-        sampled = int(max_items * _SAMPLE)
-        max_items = min(max_items, int(_RETRY_FRACTION * sampled * max_bytes / attempt(sampled)[2]))
+    if max_items > _MAX_UNSAMPLED_ITEMS:
+        sample_items = int(max_items * _SAMPLE_FRACTION)
+        max_items = min(max_items, int(_RETRY_FRACTION * sample_items * max_bytes / attempt(sample_items)[2]))
     while True:
         files, part, size = attempt(max_items)
         if size <= max_bytes:
-            texts = {kind: tuple(used) for kind, used in names.used.items()}
+            texts = {kind: tuple(used_texts) for kind, used_texts in names.used_texts.items()}
             return Report(files, part.description, size, source.notes, texts)
         max_items = min(int(max_items * _RETRY_FRACTION * max_bytes / size), max_items - 1)
         if max_items < 1:

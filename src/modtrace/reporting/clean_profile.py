@@ -1,4 +1,4 @@
-"""Copy a profiler's trace, plain or merged, for a report: only events and fields that are known to be harmless."""
+"""Copies a profiler's trace, plain or merged, for a report: only events and fields that are known to be harmless."""
 
 import os
 import re
@@ -45,14 +45,14 @@ _NUMBER_ARGS = frozenset(
         *("call", "step", "gpu_work", "complete", "link"),
     ]
 )
-"""Args that may hold numbers, or lists of numbers."""
+"""Args whose numbers and lists of numbers are copied."""
 _WORD_ARGS = {
     "cuda_sync_kind": re.compile(r"(?:Context|Stream|Event|Device|Unknown)[A-Za-z ]{0,20}"),
     "Collective name": re.compile(r"[a-z_]{1,40}"),
     "dtype": re.compile(r"[A-Za-z]+\d{0,2}"),
     "labels": re.compile(r"CPU|GPU \d+"),
 }
-"""Args that may hold a word, and which words."""
+"""Args whose words are copied, with the pattern of the words."""
 _INPUT_TYPE = re.compile(
     r"|(?:unsigned |signed )?(?:char|short|int|long|long int|float|double|bool)"
     r"|Scalar|ScalarList|TensorList|GenericList|c10::\w+(?:<\w+>)?|nullptr \(uninitialized\)"
@@ -70,14 +70,14 @@ _TRACK_NAME = re.compile(r"(forward|backward|modules) · (.*)", re.DOTALL)
 
 
 class EventFilter:
-    """Returns what a report may hold of an event, or None: `event_filter(event)`."""
+    """Filters events for a report: `event_filter(event)`."""
 
     def __init__(self, names: ReportNames, ids: IdNumbers) -> None:
-        self.dropped = 0  # how many events were left out so far
+        self.dropped = 0  # number of events left out so far
         self._names, self._ids = names, ids
 
     def __call__(self, event: object) -> RawEvent | None:
-        """Return what a report may hold of an event."""
+        """Return the harmless part of an event, or None."""
         clean = self._filter(event) if isinstance(event, dict) else None
         if clean is None:
             self.dropped += 1
@@ -102,7 +102,7 @@ class EventFilter:
             return self._metadata(clean, event.get("name"), args)
         if "ts" not in clean:
             return None
-        if phase == "E":  # it ends what began last on its track
+        if phase == "E":  # it needs no name: it ends the innermost slice of its track
             return clean
         if phase in ("s", "t", "f"):
             return _clean_arrow(clean, category, event)
@@ -111,11 +111,13 @@ class EventFilter:
         return self._slice(clean, category, event, args) if phase in ("X", "B", "i", "I") else None
 
     def _slice(self, clean: RawEvent, category: str | None, event: RawEvent, args: RawEvent) -> RawEvent | None:
-        """Add to the ids and times of a slice or an instant what a report may hold of it; None if its name is bad."""
+        """Add name, category and args to the clean fields of a slice or an instant; None if its name is unknown."""
         name, is_instant = event.get("name"), clean["ph"] in ("i", "I")
-        if not isinstance(name, str) or (shown := self._name(category, name, args, is_instant=is_instant)) is None:
+        if not isinstance(name, str):
             return None
-        clean |= {"name": shown, "args": _clean_args(args)}
+        if (clean_name := self._name(category, name, args, is_instant=is_instant)) is None:
+            return None
+        clean |= {"name": clean_name, "args": _clean_args(args)}
         if category is not None:
             clean["cat"] = category
         if category in _SPAN_CATEGORIES:
@@ -138,7 +140,7 @@ class EventFilter:
         if category in ("step", "mark"):
             return self._names.mark(name)
         if category == "python_function":
-            # All others are named by source files, lines and functions.
+            # The names of all other functions contain source files, lines and functions.
             if not name.startswith(MODULE):
                 return None
             module_class, bar, number = name.removeprefix(MODULE).rpartition("_")
@@ -154,7 +156,7 @@ class EventFilter:
         return name if category is None and is_instant and _PROFILER_EVENT.fullmatch(name) else None
 
     def _metadata(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent | None:
-        """Add to the ids of an event what it says of a process or a thread; None if its name is unknown."""
+        """Add name and args to the clean ids of a process's or thread's metadata; None if its name is unknown."""
         if name == "process_name":
             clean_args: RawEvent = {"name": "python"}
         elif name == "thread_name":
@@ -173,7 +175,7 @@ class EventFilter:
         return clean | {"name": name, "args": clean_args}
 
     def _profiler_thread(self, thread: str) -> str | None:
-        """Return the name of a thread with the number of its id if the profiler chose it, else None."""
+        """Return a thread's name, with its id replaced, if the profiler chose the name; otherwise None."""
         if not _THREAD_NAME.fullmatch(thread):
             return None
         return _THREAD_ID.sub(lambda match: f"thread {self._ids.number(int(match[1]))}", thread)
@@ -184,7 +186,7 @@ class EventFilter:
 
 
 def _clean_arrow(clean: RawEvent, category: str | None, event: RawEvent) -> RawEvent | None:
-    """Add to the ids and times of an end of an arrow its kind and id; None if these are unknown."""
+    """Add category, name and id to the clean fields of an arrow's end; None if they are unknown."""
     arrow_id = event.get("id")
     if category not in _FLOW_CATEGORIES or not (type(arrow_id) is int or _is_number(arrow_id)):
         return None
@@ -197,7 +199,7 @@ def _clean_args(args: RawEvent) -> RawEvent:
     clean: RawEvent = {}
     for key, value in args.items():
         if key in _NUMBER_ARGS:
-            if type(value) is int or _is_number(value):  # most are
+            if type(value) is int or _is_number(value):  # most values are int
                 clean[key] = value
         elif key in _WORD_ARGS:
             if isinstance(value, str) and _WORD_ARGS[key].fullmatch(value):
@@ -208,7 +210,7 @@ def _clean_args(args: RawEvent) -> RawEvent:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is a number, a list of numbers at any depth, or the text of such."""
+    """Return whether a value is a number, a nested list of numbers, or the text of either."""
     if isinstance(value, list):
         return all(map(_is_number, value))
     if isinstance(value, str):
@@ -225,82 +227,83 @@ _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*\w*", re.ASCII)
 _DEVICE_NAME = re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|RTX|AMD|Instinct|Radeon|Intel)[\w -]{0,60}", re.ASCII)
 
 
-_BEFORE_FIRST_US = 86_400_000_000
-"""The new time of the first event in the file, µs: events need not be in the order of their times."""
+_FIRST_TIME_US = 86_400_000_000
+"""New time in µs of the first event in the file; it is large since later events in the file may have earlier times."""
 
 
 @dataclass(frozen=True)
 class CleanProfile:
-    """The copy; its times begin near `REPORT_START_NS`."""
+    """The clean copy of a profiler's trace; its times start near `REPORT_START_NS`."""
 
-    path: Path  # its file, JSON
-    base: int  # Unix ns from which its times count
-    times: Float64Array  # float64[events], µs from the base, ascending: when events begin
-    steps: Float64Array  # float64[steps], µs from the base, ascending: when steps begin
-    step_durations: Float64Array  # float64[steps], µs
-    end: float  # µs from the base: when the last event ends
-    # Float64[lines], µs from the base: the moment of each line by which it is in a window; NaN: in all.
-    decides: Float64Array
-    notes: list[str]  # what was left out of it
+    path: Path  # the copy, in JSON
+    base: int  # Unix ns from which times count
+    times: Float64Array  # float64[events], starts of events in µs from the base, ascending
+    steps: Float64Array  # float64[steps], starts of steps in µs from the base, ascending
+    step_durations: Float64Array  # float64[steps], durations in µs
+    end: float  # end of the last event in µs from the base
+    # float64[lines], µs from the base: a line belongs to the window around this time; NaN: to all windows.
+    window_time: Float64Array
+    notes: list[str]  # notes on events left out
 
 
 def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -> CleanProfile:
-    """Write the harmless part of a trace to `out`, with other times and other ids of processes."""
+    """Write the harmless part of a trace to `out`, with shifted times and replaced ids of processes."""
     event_filter, table = EventFilter(names, IdNumbers()), EventTable()
     rows, shift = array("q"), None
     with TraceFile(path) as source, out.open("wb") as file:
         stream = EventStream(source)
         writer = _EventWriter(file)
         for chunk in stream.chunks():
-            first, events = len(table), [*map(event_filter, table.add(chunk.events))]
-            rows.extend(row for row, event in enumerate(events, first) if event is not None)
-            kept = [event for event in events if event is not None]
-            for event in kept:
+            first_row, events = len(table), [*map(event_filter, table.add(chunk.events))]
+            rows.extend(row for row, event in enumerate(events, first_row) if event is not None)
+            clean_events = [event for event in events if event is not None]
+            for event in clean_events:
                 if event["ph"] != "M":
-                    shift = int(event["ts"]) - _BEFORE_FIRST_US if shift is None else shift
+                    shift = int(event["ts"]) - _FIRST_TIME_US if shift is None else shift
                     event["ts"] -= shift
-            writer.write(kept)
+            writer.write(clean_events)
         base_time_ns(stream.keys, source.path)  # raises if it is not a time
-        base = REPORT_START_NS - _BEFORE_FIRST_US * 1000
+        base = REPORT_START_NS - _FIRST_TIME_US * 1000
         writer.close(_clean_keys(stream.keys, base))
     notes = stream.notes()
     if dropped := event_filter.dropped:
-        notes.append(f"{dropped:,} events of the profiler's trace were left out as not known to be harmless")
+        notes.append(f"{dropped:,} events of the profiler's trace were left out: they are not known to be harmless")
     return CleanProfile(out, base, *_times(table, np.array(rows, np.int64), shift or 0), notes)
 
 
 def _times(
     table: EventTable, rows: Int64Array, shift: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, float, Float64Array]:
-    """Return the times of a `CleanProfile`, from `times` to `decides`: of some rows of a table, moved by `shift` µs."""
+    """Return the fields of a `CleanProfile` from `times` to `window_time`, for `rows` moved back by `shift` µs."""
     time, phase = table.start - shift, table.phase
     duration = np.where(phase == SLICE, table.duration, 0)
     is_step = [kind == "user_annotation" and str(name).startswith(STEP) for kind, name in table.kinds]
     steps = rows[np.array(is_step or [False], np.bool_)[table.kind[rows]]]
     steps = steps[np.argsort(time[steps], kind="stable")]
     events = rows[table.written_phase[rows] != METADATA]
-    decides = np.where(table.written_phase == METADATA, np.nan, time)
+    window_time = np.where(table.written_phase == METADATA, np.nan, time)
     begins, ends = table.pairs
-    decides[ends] = time[begins]
+    window_time[ends] = time[begins]
     end = float((time + duration)[events].max(initial=-np.inf))
-    return np.sort(time[events]), time[steps], duration[steps], end, decides[rows]
+    return np.sort(time[events]), time[steps], duration[steps], end, window_time[rows]
 
 
 def cut_profile(profile: CleanProfile, out: Path, windows: Sequence[tuple[float, float]]) -> None:
-    """Write the events of a clean trace that begin within some windows: start and end, µs from the base."""
+    """Write the events of a clean trace that begin in one of the windows, (start, end) in µs from the base."""
     starts, ends = (np.array(bounds) for bounds in zip(*sorted(windows), strict=True))
-    window = np.searchsorted(starts, profile.decides, side="right") - 1
-    within = iter((np.isnan(profile.decides) | (window >= 0) & (profile.decides < ends[window])).tolist())
+    time = profile.window_time
+    window = np.searchsorted(starts, time, side="right") - 1
+    in_window = iter((np.isnan(time) | (window >= 0) & (time < ends[window])).tolist())
     with TraceFile(profile.path) as source, out.open("wb") as file:
         stream = EventStream(source)
         writer = _EventWriter(file)
         for chunk in stream.chunks():
-            writer.write([event for event, keep in zip(chunk.events, within, strict=False) if keep])
+            writer.write([event for event, is_inside in zip(chunk.events, in_window, strict=False) if is_inside])
         writer.close(stream.keys)
 
 
 class _EventWriter:
-    """Writes a trace some events at a time."""
+    """Writes a trace chunk by chunk."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -313,16 +316,16 @@ class _EventWriter:
             self._separator = b",\n"
 
     def close(self, keys: dict[str, Any]) -> None:
-        # A merged trace is known by how it goes on after its events.
+        # Readers recognize a merged trace by the bytes right after its events.
         self._file.write(b"\n],\n" + orjson.dumps(keys)[1:])
 
 
 def _clean_keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
     """Return the harmless top-level keys of a trace whose times count from `base`, Unix ns."""
-    merged, devices, distributed = keys.get(MERGED), keys.get("deviceProperties"), keys.get("distributedInfo")
+    metadata, devices, distributed = keys.get(MERGED), keys.get("deviceProperties"), keys.get("distributedInfo")
     clean: dict[str, Any] = {}
-    if merged is not None:
-        version = merged.get("version") if isinstance(merged, dict) else None
+    if metadata is not None:
+        version = metadata.get("version") if isinstance(metadata, dict) else None
         is_version = isinstance(version, str) and _VERSION.fullmatch(version)
         clean[MERGED] = {"version": version} if is_version else {}
     clean |= {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base}

@@ -1,4 +1,4 @@
-"""Copy a timeline for a report: every field is chosen here, none is passed on by default."""
+"""Copies a timeline for a report: this file selects each field, and no field is copied by default."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -38,59 +38,57 @@ _ALLOWED: Mapping[str, tuple[str | None, re.Pattern[str]]] = {
         *((key, None, _COUNT) for key in DEVICE_METADATA),
     )
 }
-"""The keys of a recording's metadata that a report holds, each with its label in `environment.txt` and the pattern of
-its value. The label is None for keys that say nothing of the machine."""
+"""The keys of a recording's metadata in a report, each with its label in `environment.txt` and the pattern of its
+value. The label is None for keys that do not describe the machine."""
 
 
 def clean_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return versions, hardware and counts in a recording's metadata: no host, no hash of its name, nothing unknown."""
+    """Return the versions, hardware and counts of a recording's metadata: without host, its hash, and unknown keys."""
     clean: dict[str, object] = {}
     for key, (_, pattern) in _ALLOWED.items():
         value = metadata.get(key)
-        expected = int if pattern.pattern == _COUNT else str
-        # torch's version is a text of its own class.
-        if isinstance(value, expected) and not isinstance(value, bool) and pattern.fullmatch(str(value)):
-            clean[key] = expected(value)
+        value_type = int if pattern.pattern == _COUNT else str
+        # torch's version is an instance of a subclass of str.
+        if isinstance(value, value_type) and not isinstance(value, bool) and pattern.fullmatch(str(value)):
+            clean[key] = value_type(value)
     return clean
 
 
 def environment_text(metadata: Mapping[str, object]) -> str:
     """Return the text of `environment.txt`.
 
-    It is about the machine that recorded: the one that makes the report may be another.
+    It describes the machine that made the recording, not the machine that makes the report.
     """
     lines = [f"{label}: {value}" for key, value in clean_metadata(metadata).items() if (label := _ALLOWED[key][0])]
-    head = (
-        ["Noted by the recording when it started:", ""] if lines else ["The trace does not say where it was recorded."]
-    )
+    head = ["Noted by the recording when it started:", ""] if lines else ["The trace does not describe its machine."]
     return "".join(f"{line}\n" for line in [*head, *lines, "", f"Reported by modtrace {__version__}."])
 
 
 REPORT_START_NS = 946_684_800_000_000_000
-"""When every report begins: 2000-01-01 00:00 UTC, Unix ns."""
+"""The start of every report in Unix ns: 2000-01-01 00:00 UTC."""
 
 _MIN_OS_ID = 1024
-"""Smaller ids stay: those of GPUs and streams in a profiler's trace, and of the first processes in a container."""
+"""Minimum id that is replaced: lower ids are GPUs and streams of a profiler, or the first processes of a container."""
 _MAX_OS_ID = 2**31 - 1
-"""Larger ids stay: those of the rows that a merge adds."""
+"""Maximum id that is replaced: higher ids are rows that a merge adds."""
 _FIRST_NUMBER = 100_001
 
 
 class IdNumbers:
-    """Numbers in place of ids of processes and threads, in the order in which these appear; equal for equal ids."""
+    """Replaces ids of processes and threads by numbers in order of appearance; equal ids get equal numbers."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
 
     def number(self, os_id: int) -> int:
-        """Return the number of an id; an id that is not the operating system's stays."""
+        """Return the number of an id, or the id itself if it is not an operating system's."""
         if 0 <= os_id < _MIN_OS_ID or os_id > _MAX_OS_ID:
             return os_id
         return self._numbers.setdefault(os_id, _FIRST_NUMBER + len(self._numbers))
 
 
 def without_identity(timeline: Timeline) -> Timeline:
-    """Return the timeline with its start at `REPORT_START_NS`, and with numbers in place of process and thread ids."""
+    """Return the timeline moved to `REPORT_START_NS`, with numbers in place of process and thread ids."""
     shift = np.int64(REPORT_START_NS - first_moment(timeline))
     moved = move_times(timeline, lambda times: times + shift)
     ids = IdNumbers()
@@ -105,7 +103,7 @@ _SHAPE = re.compile(r"(?:\w+=)?\w+\[[\d, ]*\]", re.ASCII)
 
 
 def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
-    """Return the timeline with its texts replaced, without the metadata and arguments that a report does not need."""
+    """Return the timeline with replaced texts, without metadata and args that a report does not need."""
     timeline = replace_processes(timeline, lambda process: Process(process.pid, process.rank))
     return Timeline(
         replace(timeline.slices, args=_clean_args(timeline.slices.args, names)),
@@ -133,14 +131,14 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         ],
         metadata=clean_metadata(timeline.metadata),
         begin_ns=timeline.begin_ns,
-        # Names of groups can be the user's; numbers of ranks stay.
+        # Names of groups may be the user's; numbers of ranks stay.
         groups=[Group(names.group(g.name), g.ranks, names.group(g.description)) for g in timeline.groups],
     )
 
 
 def _clean_args(args: Args, names: ReportNames) -> Args:
-    """Return the args that a report holds: numbers, and texts that are replaced."""
-    cleaning: dict[str, Callable[[str], str | None]] = {
+    """Return the args for a report: numbers, and replaced texts."""
+    cleaners: dict[str, Callable[[str], str | None]] = {
         Arg.SHAPES: _clean_shapes,
         Arg.COMPILED_MODULES: names.inner_modules,
         Arg.COMPILED_UNKNOWN: lambda text: text if {*text.split("; ")} <= {*WITH_REMEDY.values()} else None,
@@ -151,7 +149,7 @@ def _clean_args(args: Args, names: ReportNames) -> Args:
     }
     return without_empty(
         {
-            name: column if column.texts is None else column.with_texts(cleaning[name])
+            name: column if column.texts is None else column.with_texts(cleaners[name])
             for name, column in args.items()
             if name in ARGS
         }
@@ -159,12 +157,12 @@ def _clean_args(args: Args, names: ReportNames) -> Args:
 
 
 def _clean_device(device: str) -> str:
-    """Return the type of a device as torch names it; a backend of one's own can be called anything."""
+    """Return torch's name of a device type; other backends, which can have any name, become `privateuseone`."""
     return device if device in ("", "cuda", "hpu", "mtia", "npu", "xla", "xpu") else "privateuseone"
 
 
 def _clean_shapes(shapes: str) -> str | None:
-    """Return shapes and dtypes without the names of arguments; None if there is anything else in it."""
+    """Return shapes and dtypes without the names of arguments; None if `shapes` has another form."""
     parts = re.split(r", (?=\w+=|\w+\[|…)", shapes)
     if not all(part == "…" or _SHAPE.fullmatch(part) for part in parts):
         return None

@@ -1,4 +1,4 @@
-"""The names of modules, threads, marks and operations in a report, and the private parts of texts that it replaces."""
+"""Names of modules, threads, marks and operations in a report, and the replacement of private parts of texts."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ from ..timeline.contents import REGION_CLASS, range_name
 
 _URL = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+"
 _MAIL = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
-# Two names at least, or one below a home; so that a/b, and/or and // remain.
+# Two or more names, or one below a home, so that a/b, and/or and // are not paths.
 _PATH = (
     r"(?:(?<![\w>)\]])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|*:;,()\[\]]+){2,}/?|(?<!\w)~[\w.-]*/[^\s\"'<>|*:;,()\[\]]*)"
 )
@@ -24,13 +24,13 @@ _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{12,})"
 )
-"""Keys of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS: by their form, whoever's they are."""
+"""Forms of the keys of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack and AWS, from any user."""
 _LOCATION = re.compile(f"(?P<url>{_URL})|(?P<address>{_MAIL})|(?P<path>{_PATH}|{_WINDOWS})")
 
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _MIN_SECRET_LENGTH = 8
 _MIN_NAME_LENGTH = 3
-# Names of accounts and machines that identify no person, and may well be those of a module.
+# Names of accounts and machines that do not identify a person, and are likely names of modules.
 _IMPERSONAL_NAMES = frozenset(
     [
         *("root", "user", "users", "home", "admin", "ubuntu", "debian", "docker", "runner", "jovyan", "nobody"),
@@ -40,10 +40,10 @@ _IMPERSONAL_NAMES = frozenset(
 
 
 class Redactor:
-    """Replaces what identifies a person or a machine: `redact(text)`.
+    """Replaces the parts of a text that identify a person or a machine: `redact(text)`.
 
-    That is URLs, mail addresses, paths, access tokens of known forms, and, ignoring case, `literal` wherever it occurs
-    and `words` that are whole. The same text always gives the same result.
+    These are URLs, mail addresses, paths, access tokens of known forms, and, ignoring case, the keys of `literal`
+    anywhere and the keys of `words` as whole words. Equal texts have equal results.
     """
 
     def __init__(self, literal: Mapping[str, str], words: Mapping[str, str]) -> None:
@@ -54,9 +54,9 @@ class Redactor:
 
     @classmethod
     def of_this_machine(cls, environ: Mapping[str, str] = os.environ) -> "Redactor":
-        """Return one for this machine: its user, host and home, and values of variables that are named like secrets."""
+        """Return a redactor of this machine's user, host and home, and of variables whose names suggest secrets."""
         homes = {environ.get("HOME", ""), environ.get("USERPROFILE", ""), os.path.expanduser("~")}
-        # A path below it is then found as one that starts with ~.
+        # A path below the home then starts with ~, and is recognized as a path.
         literal = {home: "~" for home in homes if len(home) > _MIN_NAME_LENGTH and home != "/root"}
         for name, value in environ.items():
             if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_SECRET_LENGTH:
@@ -71,7 +71,7 @@ class Redactor:
         return cls(literal, words)
 
     def __call__(self, text: str) -> str:
-        """Return the text with all of it replaced."""
+        """Return the text with all private parts replaced."""
         if self._literal_pattern is not None:
             text = self._literal_pattern.sub(lambda match: self._literal[match[0].lower()], text)
         text = _TOKEN.sub("<secret>", text)
@@ -107,7 +107,7 @@ _LIBRARY_ANNOTATION = re.compile(
     r"record_param_comms|ProfilerStep\#\d+|nccl:\w+|gloo:\w+|modtrace\.sync\#[\w.:-]*|DistributedDataParallel\.\w+"
     r"|\[memory\]"
 )
-"""Ranges that torch and modtrace name. Users name ranges too, and one that looks like an operator may be theirs."""
+"""Names of ranges that torch and modtrace create. A range named like an operator is not listed: it may be a user's."""
 _LIBRARY_OPERATION = re.compile(
     rf"(?:{'|'.join(_LIBRARIES)})::[\w.:]+|\w+Backward\d+|torch::autograd::\w+|{_LIBRARY_ANNOTATION.pattern}"
 )
@@ -135,22 +135,22 @@ _NUMBERED_CLASS = re.compile(r"(.*)_(\d+)", re.DOTALL)
 
 
 class ReportNames:
-    """The names of things in a report.
+    """Makes the names in a report.
 
-    Names of modules, classes, operations and kernels stay as recorded, but for the parts that identify a person or a
-    machine. Free texts, which a user wrote for no report, are replaced by numbered aliases: marks, names of threads,
-    counters and annotations that neither Python nor torch nor modtrace chose.
+    Names of modules, classes, operations and kernels stay as recorded, except for parts that identify a person or a
+    machine. Free texts, which a user did not write for a report, are replaced by numbered aliases: marks, and names of
+    threads, counters and annotations, unless Python, torch or modtrace chose them.
     """
 
     def __init__(self, redact: Callable[[str], str]) -> None:
         # By kind (`module`, `mark`, `thread`, …) all texts that were returned, in order.
-        self.used: dict[str, dict[str, None]] = {}
+        self.used_texts: dict[str, dict[str, None]] = {}
         self._aliases: dict[str, dict[str, str]] = {}
-        # Cached: a trace repeats the same few thousand texts a million times.
+        # Cached: a trace repeats a few thousand texts a million times.
         self.text = functools.lru_cache(1 << 16)(redact)
 
     def name(self, name: Name) -> Name:
-        """Return a module's label, fully qualified name and class; of a range of `record_function` an alias of each."""
+        """Return a module's label, fully qualified name and class, or aliases of them for a range."""
         if name.module_class == REGION_CLASS:
             return Name(self.annotation(name.label), self._region_fqn(name.fqn), REGION_CLASS)
         return self._of_module(name) if name.category is None else self._range(name)
@@ -163,14 +163,14 @@ class ReportNames:
 
     def fqn(self, fqn: str) -> str:
         """Return a module's fully qualified name."""
-        return self._use("module", self.text(fqn))
+        return self._note_used("module", self.text(fqn))
 
     def module_class(self, module_class: str) -> str:
         """Return the name of a module's class."""
-        return self._use("class", self.text(module_class))
+        return self._note_used("class", self.text(module_class))
 
     def inner_modules(self, modules: str) -> str | None:
-        """Return the paths and classes of the modules inside of what was compiled; None if there is anything else."""
+        """Return the paths and classes of the modules inside a compiled region; None if `modules` has another form."""
         parts = [part.split(": ") for part in modules.split(", ")]
         if not all(_MODULE.fullmatch(": ".join(part)) for part in parts):
             return None
@@ -181,85 +181,85 @@ class ReportNames:
         return self.text(path)
 
     def thread(self, thread: str) -> str:
-        """Return a thread's name if Python or torch chose it, else an alias."""
+        """Return a thread's name if Python or torch chose it, otherwise an alias."""
         match = _KNOWN_THREAD.match(thread)
-        return self._use("thread", match[0] if match else self._alias("thread ", thread))
+        return self._note_used("thread", match[0] if match else self._alias("thread ", thread))
 
     def mark(self, text: str) -> str:
-        """Return the text of a mark if it is only a number, else an alias."""
-        return self._use("mark", text if _ORDINARY_MARK.fullmatch(text) else self._alias("mark ", text))
+        """Return the text of a mark if it is only a word such as `step` and a number, otherwise an alias."""
+        return self._note_used("mark", text if _ORDINARY_MARK.fullmatch(text) else self._alias("mark ", text))
 
     def counter(self, text: str) -> str:
-        """Return the name or unit of a counter if modtrace or torch chose it, else an alias."""
-        return self._use("counter", text if _KNOWN_COUNTER.fullmatch(text) else self._alias("counter ", text))
+        """Return the name or unit of a counter if modtrace or torch chose it, otherwise an alias."""
+        return self._note_used("counter", text if _KNOWN_COUNTER.fullmatch(text) else self._alias("counter ", text))
 
     def collective(self, operator: str) -> str:
-        """Return the operator of a collective if torch has it, else an alias."""
-        return self._use(
+        """Return the operator of a collective if torch has it, otherwise an alias."""
+        return self._note_used(
             "collective", operator if operator in COLLECTIVES or not operator else self._alias("collective ", operator)
         )
 
     def group(self, text: str) -> str:
-        """Return the name or description of a process group if torch chose it, else an alias."""
-        return self._use("group", text if _KNOWN_GROUP.fullmatch(text) else self._alias("group ", text))
+        """Return the name or description of a process group if torch chose it, otherwise an alias."""
+        return self._note_used("group", text if _KNOWN_GROUP.fullmatch(text) else self._alias("group ", text))
 
     def annotation(self, text: str) -> str:
-        """Return the name of a user's annotation (`record_function`) if torch chose it, else an alias."""
+        """Return the name of an annotation (`record_function`) if torch chose it, otherwise an alias."""
         name = self._optimizer(text) or (text if _LIBRARY_ANNOTATION.fullmatch(text) else None)
-        return self._use("annotation", name or self._alias("annotation ", text))
+        return self._note_used("annotation", name or self._alias("annotation ", text))
 
     def operation(self, text: str) -> str:
-        """Return the name of an operation in a profiler's trace, an alias if it is not an identifier."""
+        """Return the name of an operation in a profiler's trace, or an alias if it is not an identifier."""
         name = self._known_operation(text) or (self.text(text) if _IDENTIFIER.fullmatch(text) else None)
-        return self._use("operation", name or self._alias("operation ", text))
+        return self._note_used("operation", name or self._alias("operation ", text))
 
     def kernel(self, text: str) -> str:
         """Return the name of a kernel."""
-        return self._use("kernel", self.text(text))
+        return self._note_used("kernel", self.text(text))
 
     def _of_module(self, name: Name) -> Name:
         return Name(self.text(name.label), self.fqn(name.fqn), self.module_class(name.module_class))
 
     def _range(self, name: Name) -> Name:
-        # What follows the id of a compilation is its reason, with names of the user's.
+        # The text after the id of a compilation is its reason, which may contain names of the user.
         if library_range := _KNOWN_RANGE.fullmatch(name.label.partition(": ")[0]):
-            label = self._use("annotation", library_range[0])
+            label = self._note_used("annotation", library_range[0])
         elif scheduler := _SCHEDULER.fullmatch(name.label):
-            label = self._use("annotation", f"LRScheduler.step#{self.module_class(scheduler[1])}.step")
+            label = self._note_used("annotation", f"LRScheduler.step#{self.module_class(scheduler[1])}.step")
         else:
             label = self.annotation(name.label)
         return range_name(label, name.category if name.category in CATEGORIES else "user")
 
     def _region_fqn(self, fqn: str) -> str:
-        # The name of a range inside others holds the names of all of them: it is the user's text, however it looks.
-        return self._use("annotation", self._alias("annotation ", fqn))
+        # The name of an inner range contains the names of all outer ranges, so it is always the user's text.
+        return self._note_used("annotation", self._alias("annotation ", fqn))
 
     def _known_operation(self, text: str) -> str | None:
-        """Return the name of an operation if torch chose it."""
+        """Return the name of an operation if torch chose it, otherwise None."""
         return self._optimizer(text) or (text if _LIBRARY_OPERATION.fullmatch(text) else None)
 
     def _optimizer(self, text: str) -> str | None:
-        """Return the name of the range that torch makes around an optimizer's method."""
+        """Return the name of a range that torch makes around an optimizer's method; None for other texts."""
         optimizer = _OPTIMIZER.fullmatch(text)
         if optimizer is None:
             return None
         return f"Optimizer.{optimizer[1]}#{self.module_class(optimizer[2])}.{optimizer[1]}"
 
-    def _use(self, kind: str, text: str) -> str:
-        self.used.setdefault(kind, {})[text] = None
+    def _note_used(self, kind: str, text: str) -> str:
+        self.used_texts.setdefault(kind, {})[text] = None
         return text
 
     def _alias(self, kind: str, text: str) -> str:
-        of_kind = self._aliases.setdefault(kind, {})
-        return of_kind.setdefault(text, f"{kind}{len(of_kind) + 1}")
+        aliases = self._aliases.setdefault(kind, {})
+        return aliases.setdefault(text, f"{kind}{len(aliases) + 1}")
 
 
 class AliasedNames(ReportNames):
     """Aliases for names of modules and classes too: `Net.blocks.0.attn` becomes `Class1.m1.0.m2`.
 
-    They are numbered in the order in which names appear, so the same model always gets the same aliases. Numbers in
-    paths stay, and so do the names that torch and its libraries give their own operations and kernels: they say nothing
-    about the model's source.
+    Aliases are numbered in the order in which names appear, so the same model always gets the same aliases. Numbers in
+    paths stay, and so do names of operations and kernels from torch and its libraries: they reveal nothing about the
+    model's source.
     """
 
     def _of_module(self, name: Name) -> Name:
@@ -272,33 +272,33 @@ class AliasedNames(ReportNames):
 
     def fqn(self, fqn: str) -> str:
         """Return a fully qualified name aliased part by part; its first part is a class."""
-        first, dot, rest = fqn.partition(".")
-        return self._use("module", f"{self._part(first, first=True)}{dot}{self.path(rest) if dot else ''}")
+        root, dot, path = fqn.partition(".")
+        return self._note_used("module", f"{self._part(root, is_class=True)}{dot}{self.path(path) if dot else ''}")
 
     def module_class(self, module_class: str) -> str:
         """Return the alias of a class."""
-        return self._use("class", self._alias("Class", module_class))
+        return self._note_used("class", self._alias("Class", module_class))
 
     def operation(self, text: str) -> str:
-        """Return the name of an operation if it is torch's, else an alias."""
+        """Return the name of an operation if torch chose it, otherwise an alias."""
         if text.startswith(NODE):
             return NODE + self.operation(text.removeprefix(NODE))
-        return self._use("operation", self._known_operation(text) or self._alias("operation ", text))
+        return self._note_used("operation", self._known_operation(text) or self._alias("operation ", text))
 
     def kernel(self, text: str) -> str:
-        """Return the name of a kernel, without its types, if it is a library's, else an alias."""
+        """Return the name of a library's kernel, without its types; an alias of other kernels."""
         match = _MEMORY_COPY.fullmatch(text) or _LIBRARY_KERNEL.match(text)
-        return self._use("kernel", match[0] if match else self._alias("kernel ", text))
+        return self._note_used("kernel", match[0] if match else self._alias("kernel ", text))
 
     def path(self, path: str) -> str:
         """Return a path aliased part by part."""
         return ".".join(self._part(part) for part in path.split("."))
 
-    def _part(self, part: str, *, first: bool = False) -> str:
+    def _part(self, part: str, *, is_class: bool = False) -> str:
         if part.isascii() and part.isdecimal():
             return part
         # The profiler names modules by class and number (`Linear_3`).
-        numbered = _NUMBERED_CLASS.fullmatch(part)
-        if numbered and numbered[1] in self._aliases.get("Class", ()):
-            return f"{self.module_class(numbered[1])}_{numbered[2]}"
-        return self.module_class(part) if first else self._alias("m", part)
+        match = _NUMBERED_CLASS.fullmatch(part)
+        if match and match[1] in self._aliases.get("Class", ()):
+            return f"{self.module_class(match[1])}_{match[2]}"
+        return self.module_class(part) if is_class else self._alias("m", part)

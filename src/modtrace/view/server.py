@@ -1,7 +1,7 @@
-"""A local HTTP server for one browser, that browser, and what it shows: a trace in the Perfetto UI, or a page.
+"""A local HTTP server that shows a browser a trace in the Perfetto UI, or a page, and the start of the browser.
 
 Every user of the machine can read the command line of a browser. So the browser gets `launch_url`, which leads to the
-page once, and only a browser of this user; that page's path is never in a command line.
+page only once, and only for a browser of this user. The path of the page is never in a command line.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ from ..write.html import render_html
 
 PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 STALL_TIMEOUT_S = 60.0
-"""The time without a byte after which a connection is closed."""
+"""Time without a byte in seconds after which a connection is closed."""
 _POLL_INTERVAL_S = 0.5
-"""The time between two looks of a wait: a Ctrl-C just before the wait does not wake the condition."""
+"""Maximum duration of a single wait in seconds: a Ctrl-C just before the wait does not wake the condition."""
 
 
 class Page(NamedTuple):
     """A page to serve."""
 
-    body: bytes  # its HTML
-    policy: str | None = None  # its Content-Security-Policy header; None if the page has it in itself
+    body: bytes  # HTML of the page
+    policy: str | None = None  # Content-Security-Policy header; None if the HTML contains the policy
 
 
 class TraceServer:
-    """Serves a page at an unguessable path of 127.0.0.1, and a trace at `trace` below that path, in a with block.
+    """Serves a page at an unguessable path of 127.0.0.1, and a trace at `trace` below this path, in a with block.
 
-    Only that page can fetch the trace: requests with a foreign Host or Origin are refused.
+    Only this page can fetch the trace: requests with a foreign Host or Origin are refused.
 
     Args:
         page: the page.
-        trace: the trace's file; None if the page has all data in itself.
-        port: the port to listen on; 0 for any that is free.
+        trace: the trace's file; None if the page contains all data.
+        port: the port to listen on; 0 for any free port.
 
     Attributes:
         url: the page's URL.
-        launch_url: one that leads to the page once, for a command line.
-        port: the port that it listens on.
+        launch_url: a URL for a command line that leads to the page once.
+        port: the port of the server.
 
     Raises:
-        ModtraceError: it cannot listen on the port, or cannot read the trace.
+        ModtraceError: the server cannot listen on the port, or cannot read the trace.
     """
 
     def __init__(self, page: Page, trace: str | Path | None = None, *, port: int = 0) -> None:
@@ -76,7 +76,7 @@ class TraceServer:
         self._delivered = threading.Event()
         self._transfers = 0
         self._open_pages = 0
-        self._delivered_again = False
+        self._has_new_delivery = False
         self._closing = False
         self._changed = threading.Condition()
         try:
@@ -108,7 +108,7 @@ class TraceServer:
     def use_launch_path(self) -> bool:
         """Return whether this is the first use of `launch_url`."""
         try:
-            self._launches.pop()  # in one step, whatever other threads do
+            self._launches.pop()  # atomic, so that only one thread succeeds
         except IndexError:
             return False
         return True
@@ -119,30 +119,30 @@ class TraceServer:
             deadline = time.monotonic() + timeout_s
             while not self._delivered.is_set():
                 if self._transfers:
-                    # A transfer has a limit of its own, STALL_TIMEOUT_S.
+                    # The duration of a transfer is limited by STALL_TIMEOUT_S instead.
                     self._changed.wait(_POLL_INTERVAL_S)
                     deadline = time.monotonic() + timeout_s
-                elif (left := deadline - time.monotonic()) > 0:
-                    self._changed.wait(min(left, _POLL_INTERVAL_S))
+                elif (remaining_s := deadline - time.monotonic()) > 0:
+                    self._changed.wait(min(remaining_s, _POLL_INTERVAL_S))
                 else:
                     break
             return self._delivered.is_set()
 
     def wait_until_left(self, grace_s: float) -> None:
-        """Wait until for `grace_s` seconds no page was open and nothing was transferred: a reload takes a moment.
+        """Wait until no page was open and nothing was transferred for `grace_s` seconds, the time for a reload.
 
-        Only a page with a trace says that it is open; of another one each delivery counts.
+        Only a page with a trace keeps a connection open; for other pages each delivery counts.
         """
         with self._changed:
             deadline = time.monotonic() + grace_s
-            while (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(min(left, _POLL_INTERVAL_S))
-                if self._transfers or self._open_pages or self._delivered_again:
-                    self._delivered_again = False
+            while (remaining_s := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(remaining_s, _POLL_INTERVAL_S))
+                if self._transfers or self._open_pages or self._has_new_delivery:
+                    self._has_new_delivery = False
                     deadline = time.monotonic() + grace_s
 
-    def hold(self, connection: socket.socket) -> None:
-        """Keep a page's connection until the page closes it: for so long it is open."""
+    def hold_open(self, connection: socket.socket) -> None:
+        """Hold a connection until the page closes it; the page counts as open meanwhile."""
         with self._changed:
             self._open_pages += 1
         try:
@@ -156,14 +156,14 @@ class TraceServer:
 
     @contextmanager
     def tracking_transfer(self, final: bool) -> Iterator[None]:
-        """Count a transfer while it runs; once the `final` one is complete, everything was delivered."""
+        """Count a transfer while it runs; when the `final` transfer is complete, everything was delivered."""
         with self._changed:
             self._transfers += 1
         try:
             yield
             if final:
                 self._delivered.set()
-                self._delivered_again = True
+                self._has_new_delivery = True
         finally:
             with self._changed:
                 self._transfers -= 1
@@ -183,7 +183,7 @@ class _Handler(LocalHandler):
     def do_GET(self) -> None:  # noqa: N802 (http.server's name)
         """Answer a request with the page or with the trace."""
         owner = self.server.owner
-        # A DNS name rebound to 127.0.0.1 is another Host.
+        # The check stops DNS rebinding: a foreign name that resolves to 127.0.0.1 is another Host.
         if self.headers.get_all("Host", []) not in ([f"127.0.0.1:{owner.port}"], [f"localhost:{owner.port}"]):
             self.send_error(HTTPStatus.FORBIDDEN, "another Host")
         elif _equal(self.path, owner.launch_path):
@@ -193,11 +193,11 @@ class _Handler(LocalHandler):
         elif owner.trace is not None and _equal(self.path, f"{owner.path}trace"):
             self._send_trace(owner, owner.trace)
         elif owner.trace is not None and _equal(self.path, f"{owner.path}open"):
-            # The page's request that lasts as long as the page.
+            # The page keeps this request open as long as the page is open.
             if self._is_own_page():
                 self.server.note_served(self.connection)
                 self._send_content_headers("text/plain", 1)
-                owner.hold(self.connection)
+                owner.hold_open(self.connection)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -218,7 +218,6 @@ class _Handler(LocalHandler):
             self.wfile.write(owner.page.body)
 
     def _send_trace(self, owner: TraceServer, trace: Path) -> None:
-        # Browsers say where a request comes from; our own page's requests have no Origin.
         if not self._is_own_page():
             return
         self.server.note_served(self.connection)
@@ -231,7 +230,7 @@ class _Handler(LocalHandler):
             self.connection.shutdown(socket.SHUT_WR)
 
     def _is_own_page(self) -> bool:
-        """Return whether the request comes from our page; refuse it otherwise."""
+        """Return whether the request comes from our page, which sends no Origin; refuse it otherwise."""
         if self.headers.get_all("Origin") or self.headers.get_all("Sec-Fetch-Site") != ["same-origin"]:
             self.send_error(HTTPStatus.FORBIDDEN, "another Origin")
             return False
@@ -245,10 +244,10 @@ class _Handler(LocalHandler):
         self.end_headers()
 
     def _send_content_headers(self, content_type: str, size: int, policy: str | None = None) -> None:
-        """Send the headers of content; `policy` is its Content-Security-Policy, if it has one."""
-        guards = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
-        guards |= {} if policy is None else {"Content-Security-Policy": policy}
-        self._send_headers(HTTPStatus.OK, size, {"Content-Type": content_type, **guards})
+        """Send the headers of a response with content and, if `policy` is given, a Content-Security-Policy."""
+        security = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
+        security |= {} if policy is None else {"Content-Security-Policy": policy}
+        self._send_headers(HTTPStatus.OK, size, {"Content-Type": content_type, **security})
 
 
 def _equal(path: str, expected: str) -> bool:
@@ -257,15 +256,15 @@ def _equal(path: str, expected: str) -> bool:
 
 
 WAIT_TIMEOUT_S = 600.0
-"""The time for which the server waits for a browser to come."""
+"""Time in seconds for which the server waits for a browser."""
 RELOAD_GRACE_S = 3.0
-"""The time that a page has to come back when it is reloaded."""
+"""Time in seconds that a page has for a reload."""
 PAGE_GRACE_S = 20.0
-"""The time for which the offline page can be reloaded: it cannot say that it is open, as it may reach no server."""
+"""Time in seconds for a reload of the offline page, whose policy allows no open connection to the server."""
 
 
 def has_browser(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> bool:
-    """Return whether a browser opened from this process shows up where the user sits."""
+    """Return whether a browser started by this process appears on the user's screen."""
     if environ.get("BROWSER"):
         return True
     if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"):
@@ -283,15 +282,14 @@ def open_and_serve(
 ) -> bool:
     """Open the page of a running server in the browser, and serve it as long as it is open there.
 
-    An interrupt ends it: as an error before the page was delivered, in good order after that. Without a browser only
-    the page's URL is told; with `keep` one may come at any time, until an interrupt. It returns whether everything was
-    delivered in time.
+    An interrupt ends the function, with an error if the page was not delivered yet. Without a browser only the page's
+    URL is printed. With `keep`, the function serves until an interrupt. It returns whether everything was delivered in
+    time.
     """
     if browser and has_browser():
         print_line(f"Opening {server.url}")
-        # In a thread, because some browsers return only when their window is closed.
-        opening = threading.Thread(target=_open, args=(server, print_line), daemon=True)
-        opening.start()
+        # In a thread, because the command of some browsers returns only when the window is closed.
+        threading.Thread(target=_open, args=(server, print_line), daemon=True).start()
     else:
         for line in _remote_instructions(server):
             print_line(line)
@@ -303,7 +301,7 @@ def open_and_serve(
         if delivered:
             server.wait_until_left(float("inf") if keep else RELOAD_GRACE_S if server.trace else PAGE_GRACE_S)
     except KeyboardInterrupt:
-        delivered = server.wait(0)  # it may have been in this moment
+        delivered = server.wait(0)  # the delivery may have ended just now
         if not delivered and not keep:
             raise
     return delivered or keep
@@ -319,7 +317,7 @@ def _open(server: TraceServer, print_line: Callable[[str], object]) -> None:
 def _remote_instructions(server: TraceServer) -> list[str]:
     return [
         f"Open {server.url}",
-        "From another machine, first forward the port there (--port chooses it):",
+        "On another machine, first forward the port there (--port chooses it):",
         f"  ssh -L {server.port}:127.0.0.1:{server.port} {socket.gethostname()}",
     ]
 
@@ -327,41 +325,41 @@ def _remote_instructions(server: TraceServer) -> list[str]:
 def ensure_viewable(
     path: str | os.PathLike[str], folder: Path, steps: StepRange | None = None
 ) -> tuple[Path, list[str]]:
-    """Return a file that the Perfetto UI draws module tracks of, made in `folder` if needed, and what to tell users.
+    """Return a file with module tracks for the Perfetto UI, made in `folder` if needed, and notes for the user.
 
-    Another tool's trace in Perfetto's format is such a file. Raises RingError or TraceError if the file is none, or
-    broken.
+    Another tool's trace in Perfetto's format is returned as it is. Raises RingError or TraceError if the file is not a
+    trace, or broken.
     """
-    trace, made = extract_trace(path, folder), folder / "viewable.pftrace"
+    trace, converted = extract_trace(path, folder), folder / "viewable.pftrace"
     with errors_about(path, trace):
         kind = file_kind(trace)
         if kind is FileKind.PROFILE and steps is None:
-            return made, merge_timeline(trace, None, made).notes
+            return converted, merge_timeline(trace, None, converted).notes
         if kind in (FileKind.RING, FileKind.OTHER) or steps is not None:
             if steps == (None, None):
-                write(read_pieces(trace), made)
-                return made, []
+                write(read_pieces(trace), converted)
+                return converted, []
             timeline, notes = load_shown(trace, steps)
-            write(timeline, made)
-            return made, notes
+            write(timeline, converted)
+            return converted, notes
         with TraceFile(trace) as source:
             for _ in source.blocks() if source.gzipped else ():
-                pass  # what no reader of ours would unpack is not for a browser either
+                pass  # raises if the file unpacks to more than the limit, which a browser should not do either
     return trace, []
 
 
 PINNED_TRACKS = ("^steps and marks\\b", "^(forward|backward)\\b")
-"""Regular expressions: tracks of these names are pinned to the top, in this order."""
+"""Regular expressions for the names of tracks that are pinned to the top, in this order."""
 
 OPENED_GROUPS = "^(?!System$)"
-"""A regular expression: groups of these names are open; `System` holds readings of clocks. By itself the UI opens a
-group only where it is the only one of a trace."""
+"""Regular expression for the names of groups that are opened: all except `System`, which has readings of clocks. By
+default the UI opens a group only if it is the only group of a trace."""
 
 
 def handover_page(trace: str, title: str, origin: str) -> Page:
-    """Return the page, with the trace's name as its title, that hands a relative URL to the Perfetto UI at `origin`."""
+    """Return the page that passes the trace at the relative URL `trace` to the Perfetto UI at `origin`."""
     commands = [
-        # From version 53 on, the UI asks the user what a pattern is for unless it is told: for names, not paths.
+        # Without "name", the UI from version 53 on asks the user whether a pattern is for names or paths.
         *({"id": "dev.perfetto.PinTracksByRegex", "args": [tracks, "name"]} for tracks in PINNED_TRACKS),
         {"id": "dev.perfetto.ExpandTracksByRegex", "args": [OPENED_GROUPS, "name"]},
     ]
@@ -373,7 +371,7 @@ def handover_page(trace: str, title: str, origin: str) -> Page:
     }
     nonce = secrets.token_urlsafe(16)
     text = resources.files("modtrace.view").joinpath("handover.html").read_text(encoding="utf-8")
-    # Without "<", because a file's name could end the script element.
+    # "<" is escaped, because a file's name could end the script element.
     settings_json = json.dumps(settings).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
@@ -383,13 +381,13 @@ def handover_page(trace: str, title: str, origin: str) -> Page:
 
 
 MAX_SPANS = 20_000
-"""Spans in one iframe: about half a megabyte in the notebook's file, which keeps every output."""
+"""Maximum number of spans in an iframe: they add half a megabyte to the notebook's file, which keeps every output."""
 
 
 def iframe_html(timeline: Timeline) -> str:
-    """Return HTML that shows a timeline: its last steps if it is long, only its size if one step is too long.
+    """Return HTML that shows a timeline, or its last steps if it is long, or its size if a single step is too long.
 
-    The page runs its own scripts and nothing else: it can reach neither the notebook nor the network.
+    The page only runs its own scripts: it can reach neither the notebook nor the network.
     """
     columns = timeline.columns
     note = ""
@@ -406,7 +404,7 @@ def iframe_html(timeline: Timeline) -> str:
     )
 
 
-_SAVE_HINT = 'To see all of it: timeline.save("timeline.html"), or .pftrace.'
+_SAVE_HINT = 'To see the whole timeline: timeline.save("timeline.html"), or .pftrace.'
 
 
 def _paragraph(text: str) -> str:

@@ -46,7 +46,7 @@ def test_a_long_trace_is_cut_to_the_last_steps(tmp_path: Path, bare: int) -> Non
     assert list(read_back(report, tmp_path).spans) == moved(timeline)[-len(timeline.steps(40 - kept).spans) :]
     summary = report.files["summary.md"].decode()
     assert (
-        f"**Cut to fit:** the trace and the page hold the {kept} slowest steps of 40; the table is of all." in summary
+        f"**Cut to fit:** the trace and the page have the {kept} slowest steps of 40; the table covers all." in summary
     )
     assert "| `GPT2LMHeadModel.lm_head` | `Linear` | 40 |" in summary
 
@@ -91,7 +91,7 @@ def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
     assert whole.size > 600_000
     assert report.size <= 400_000
     assert report.cut == "the profiler's slowest step of 3"
-    assert "the page hold the profiler's slowest step of 3; " in report.files["summary.md"].decode()
+    assert "the page have the profiler's slowest step of 3; " in report.files["summary.md"].decode()
 
 
 @pytest.mark.usefixtures("gpu_traces")
@@ -150,6 +150,4 @@ def test_a_cut_report_says_so_on_the_terminal(tmp_path: Path, caplog: pytest.Log
     (message,) = (record.message for record in caplog.records if record.name == "modtrace")
     kept = len({span.step for span in modtrace.load(tmp_path / "bug.zip").spans})
     assert 10 < kept < 40
-    assert message.startswith(
-        f"{tmp_path / 'bug.zip'} holds the {kept} slowest steps of 40, so that it has no more than"
-    )
+    assert message.startswith(f"{tmp_path / 'bug.zip'} has only the {kept} slowest steps of 40, to stay within")
