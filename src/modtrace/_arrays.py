@@ -88,7 +88,7 @@ def begins_run(*keys: AnyArray) -> BoolArray:
 
 
 def count_in_run(*keys: AnyArray) -> Int64Array:
-    """Return for each row the number of earlier rows in its run, see `begins_run`."""
+    """Return the number of earlier rows in the run of each row, see `begins_run`."""
     index = np.arange(len(keys[0]))
     return index - np.maximum.accumulate(np.where(begins_run(*keys), index, 0))
 
@@ -148,7 +148,7 @@ def group_lengths(starts: Int64Array, count: int) -> Int64Array:
 
 
 def medians_within(values: Float64Array | Int64Array, *keys: Int64Array) -> Float64Array:
-    """Return for each value the median of the values with the same keys; values are below 2**53."""
+    """Return the median of the values with the same keys, for each value; values are below 2**53."""
     order = np.lexsort((values, *keys))
     starts = group_starts(*(key[order] for key in keys))
     size = group_lengths(starts, len(values))
@@ -174,7 +174,7 @@ def slowest_of_others(values: Int64Array, starts: Int64Array) -> Int64Array:
 
 
 def _value_among_others(values: Int64Array, starts: Int64Array, index: Int64Array) -> Int64Array:
-    """Return for each value the value at `index` among the other values of its group."""
+    """Return the value at `index` among the other values of the group, for each value."""
     size = group_lengths(starts, len(values))
     start = np.repeat(starts, size)
     position = np.arange(len(values)) - start

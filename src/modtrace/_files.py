@@ -42,8 +42,7 @@ def cache_home() -> Path:
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a file to read its bytes, unbuffered; never wait for a pipe.
 
-    Raises OSError if the file cannot be opened, or is a pipe, a device or a socket: these may be endless, and cannot be
-    read twice.
+    Raises OSError if the file cannot be opened or read twice, such as a pipe, a device or a socket.
     """
     try:
         file = io.FileIO(path, opener=_open_at_once)

@@ -36,7 +36,7 @@ class WeakMap(Generic[_Key, _Value]):
     """
 
     def __init__(self) -> None:
-        # By id, checked against the object itself.
+        # Keys are ids of objects; the weak reference confirms the object.
         self._entries: dict[int, tuple[weakref.ref[_Key], _Value]] = {}
         self._prune_length = _MIN_PRUNE_LENGTH
 
@@ -87,7 +87,7 @@ class Exclusive:
         _all[self] = None
 
     def run(self, function: Callable[[], _Value]) -> _Value:
-        """Call `function` while no other thread is inside, and return what it returns."""
+        """Call `function` while no other thread is inside, and return its result."""
         lock = self._lock
         if lock._is_owned():  # type: ignore[attr-defined]
             return function()

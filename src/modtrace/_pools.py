@@ -1,4 +1,4 @@
-"""Pools of processes: work on all processors of this machine, or on those of an executor."""
+"""Pools of processes: work on all processors of this machine, or on an executor's."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def map_in_processes(
     Args:
         function: called with an item, in this process if one process is enough. It can be pickled, as can its results.
         items: arguments for the calls; they can be pickled.
-        processes: number of processes if there is no executor.
+        processes: number of processes without an executor.
         executor: makes the calls, on any machine, and stays open. None: processes of this machine make them.
 
     Raises:

@@ -29,10 +29,7 @@ def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
 
 
 def child_processes(pid: int) -> dict[int, str]:
-    """Return the state of each child of a process: "running", "dead", "asleep", or "in" a function of the kernel.
-
-    The result is empty if the system has no `/proc`.
-    """
+    """Return the state of each child: "running", "dead", "asleep", "in" a kernel's function; empty without `/proc`."""
     children = {}
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
         with suppress(OSError):

@@ -14,7 +14,7 @@ ROLE = r"[\w.-]{1,40}"
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
-    """Return the rank in torch's process group, if there is one, else `RANK`; None if that is not a number."""
+    """Return the rank in torch's process group, or `RANK` without a group; None if `RANK` is not a number."""
     group, text = _process_group(), environment.get("RANK", "")
     return group[0] if group is not None else int(text) if text.isdecimal() else None
 
@@ -26,7 +26,7 @@ def role_in(environment: Mapping[str, str]) -> str | None:
 
 
 def world_size_in(environment: Mapping[str, str]) -> int:
-    """Return the number of ranks in torch's process group, else `WORLD_SIZE`; 1 if that is not a number."""
+    """Return the size of torch's process group, or `WORLD_SIZE` without a group; 1 if that is not a number."""
     group, text = _process_group(), environment.get("WORLD_SIZE", "")
     return group[1] if group is not None else int(text) if text.isdecimal() else 1
 

@@ -29,8 +29,7 @@ SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 def is_terminal(stream: object) -> bool:
     """Return whether a standard stream is a terminal.
 
-    False for a closed stream, for None (the stream was closed before Python started), and for an object of the
-    program's without a usable `isatty`.
+    A closed stream, None (closed before Python started), and a user's object without a usable `isatty` are not.
     """
     try:
         return bool(stream.isatty())  # type: ignore[attr-defined]
@@ -190,7 +189,7 @@ class Table(NamedTuple):
 
     columns: Sequence[Column]  # the columns for people
     rows: Sequence[Any]  # records
-    # By name, the raw values that CSV, JSON and DataFrames contain for a row; empty: the values of the columns.
+    # The raw values that CSV, JSON and DataFrames contain for a row, by name; empty: the values of the columns.
     fields: Mapping[str, Value] = {}
     sentences: Sequence[str] = ()  # lines above the table; an empty sentence is an empty line
     notes: Sequence[str] = ()  # lines below the table, such as how to read it or which data it lacks
@@ -354,12 +353,11 @@ class _Cells(NamedTuple):
 def _for_people(table: Table) -> _Cells:
     """Return the visible columns as text."""
     values = [[column.value_in(row) for row in table.rows] for column in table.columns]
-    cells_by_value = {column.value: cells for column, cells in zip(table.columns, values, strict=True)}
+    by_value = {column.value: cells for column, cells in zip(table.columns, values, strict=True)}
     visible = [
         (column, cells)
         for column, cells in zip(table.columns, values, strict=True)
-        if column.is_shown_for(cells)
-        and (len(cells) < 2 or all(cells != cells_by_value.get(twin) for twin in column.repeats))
+        if column.is_shown_for(cells) and not (len(cells) > 1 and any(cells == by_value.get(v) for v in column.repeats))
     ]
     visible = visible or [(table.columns[0], values[0])]
     columns = [column for column, _ in visible]
@@ -381,10 +379,9 @@ def cut_middle(line: str, max_bytes: int) -> str:
 
 
 def cut_json(value: Any, characters: int, entries: int) -> Any:
-    """Return a JSON value with texts of up to `characters`, and lists and uniform objects of up to `entries`.
+    """Return a JSON value with texts of up to `characters` in JSON, and lists and uniform objects of up to `entries`.
 
-    The length of a text is that of its JSON form. A name loses its beginning, a sentence its end. An object is uniform
-    if its values are of one type.
+    A name loses its beginning, a sentence its end. An object is uniform if its values are of one type.
     """
     if isinstance(value, str):
         is_name, max_length = " " not in value, characters - len(json.dumps("…")) + 2

@@ -176,8 +176,7 @@ def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fa
     if file_kind_by_head(trace) is FileKind.RING:
         converted, timeline = folder / "ring.pftrace", read_timeline(trace)
         write(timeline, converted)
-        missing_bytes = timeline.metadata.get(MISSING_BYTES)
-        losses = [f"{missing_bytes:,} bytes were cut off its end"] if missing_bytes is not None else []
-        losses += filter(None, [damage_sentence(timeline.stats.torn, timeline.tracks)])
-        return converted, [Fault("damaged-ring", text) for text in losses]
+        missing, damage = timeline.metadata.get(MISSING_BYTES), damage_sentence(timeline.stats.torn, timeline.tracks)
+        losses = [None if missing is None else f"{missing:,} bytes were cut off its end", damage]
+        return converted, [Fault("damaged-ring", text) for text in losses if text]
     return trace, []

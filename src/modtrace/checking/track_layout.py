@@ -91,7 +91,7 @@ class FlowEnds:
         return len(self.position)
 
     def irregular(self, tracks: list[TrackKey]) -> Iterator[list[FlowEnd]]:
-        """Yield the ends of each flow that may break a rule: of all except flows with a start and one other end."""
+        """Yield the ends of each flow that may break a rule, since it is not a start with one other end."""
         if not len(self):
             return
         is_start: BoolArray = self._phase[self.order] == START

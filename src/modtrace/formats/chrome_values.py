@@ -37,8 +37,7 @@ def is_int64(value: object) -> bool:
 def find_open_begin(open_begins: Sequence[int], name_of: Sequence[int], name: int) -> int:
     """Return the index of the open B event that an E event closes, as viewers pair them; -1 if it closes none.
 
-    It is the innermost B with the name of the E, or the innermost of all if the E has no name (0). Open B events inside
-    it have no E of their own.
+    It is the innermost B with the name of the E, or the innermost of all if the E has no name (0).
     """
     index = len(open_begins) - 1
     while index >= 0 and name and name_of[open_begins[index]] != name:

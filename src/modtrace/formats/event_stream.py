@@ -271,8 +271,7 @@ class EventStream:
     def _take_broken(self, end: int, *, is_all: bool = False) -> Chunk | None:
         """Take the broken text before the first complete event of the buffer, or this event if no text is before it.
 
-        Return the event, or the events that could be repaired; None if the text before `end` may be incomplete, unless
-        this `is_all`.
+        Return the event or the repaired events; None if the text before `end` may be incomplete, unless it `is_all`.
         """
         text, extent = "", None
         for size in (_NEAR_BYTES, end):

@@ -46,8 +46,7 @@ class EventFlows(NamedTuple):
 class EventTable:
     """Collects parsed events chunk by chunk through `add`; its columns describe all events added so far.
 
-    A slice is an X, or a B and the matching E on its track, in order of time. A time is a number or a number's text, an
-    id any value; as in other readers of JSON, a missing pid or tid is 0.
+    A slice is an X, or a B and its E, paired by time. A time is a number or its text; a missing pid or tid is 0.
 
     Attributes:
         tracks: number of each track, by pid and tid as an event has them.
@@ -174,7 +173,7 @@ class EventTable:
         try:
             pid, tid, args = parse_id(event.get("pid")), parse_id(event.get("tid")), event["args"]
             if event["name"] == "thread_name":
-                # Of several names, the last is the name that the thread gave itself.
+                # If a thread has several names, the last is the name that it gave itself.
                 self.thread_names[pid, tid] = str(args["name"])
             elif event["name"] == "process_name":
                 self.process_names[pid] = str(args["name"])

@@ -69,7 +69,7 @@ class SharedTexts(NamedTuple):
 
 
 class SliceTexts(NamedTuple):
-    """The texts and numbers of slices in a written trace, except those of modules."""
+    """The texts and numbers of slices other than modules in a written trace."""
 
     key: Int64Array  # int64[n], index into `shared`
     shared: list[SharedTexts]  # distinct texts

@@ -1,9 +1,8 @@
 """A timeline as bytes: the table in a written trace, from which the timeline is read again without loss.
 
 A table consists of blocks, each with a header in JSON and columns after it. The last block has names, tracks, marks,
-counters and metadata; all other blocks have slices. A column consists of planes and a minimum, which is subtracted from
-all values. The first plane is the lowest byte of each value, the second the next byte, and so on; each is compressed if
-that saves space.
+counters and metadata; all other blocks have slices. The minimum of a column is subtracted from its values. Its first
+plane is the lowest byte of each value, the second the next byte, and so on; a plane is compressed if that saves space.
 
     values  1790000000000000100, …160, …190        start: differences
     header  [3, 1790000000000000100, 30, [0]]      count, first value, minimum difference, compressed size of each plane
@@ -271,12 +270,10 @@ def _pack_column(name: str, column: AnyArray, planes: list[bytes]) -> list[objec
     return [len(values), first, minimum, sizes]
 
 
-def _unpack_column(
-    name: str, column_head: Sequence[Any], body: memoryview, offset: int, max_items: int
-) -> tuple[Int64Array, int]:
-    """Return a column, and the offset of the next one."""
-    count, first, minimum, sizes = column_head
-    if not 0 <= count <= max_items or len(sizes) > np.dtype(np.int64).itemsize:
+def _unpack_column(name: str, head: Sequence[Any], body: memoryview, offset: int, limit: int) -> tuple[Int64Array, int]:
+    """Return a column of up to `limit` values, and the offset of the next column."""
+    count, first, minimum, sizes = head
+    if not 0 <= count <= limit or len(sizes) > np.dtype(np.int64).itemsize:
         raise ValueError(f"a column has {count} values")
     excess = np.zeros(count, np.uint64)
     for number, size in enumerate(sizes):

@@ -82,9 +82,9 @@ def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
 
 
 def most_likely_shift(edges: CallEdges, busy: TimeIntervals, low: Float64Array, high: Float64Array) -> Float64Array:
-    """Return for each edge the shift of its guess in ns, from `low` to `high`, that cuts the fewest operators nearby.
+    """Return the shift of each edge's guess in ns, from `low` to `high`, that cuts the fewest operators nearby.
 
-    It is the middle of the best run of shifts; of equally good runs, the one nearest to the previous shift counts.
+    The shift is the middle of the best run of shifts; among equal runs, the run nearest to the previous shift counts.
     """
     elapsed = (edges.time - edges.time[0]).astype(np.float64)
     starts = _window_starts(edges.time)

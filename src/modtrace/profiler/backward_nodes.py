@@ -18,9 +18,8 @@ from .recorded_part import CallIndex, innermost_spans, runs_module_code
 def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents) -> "Nodes":
     """Find the call of each autograd node of the trace.
 
-    The sequence number of a node identifies its call, or, if the trace lacks the operation that made it, the recorded
-    backward span around its middle. A node without a number (AccumulateGrad) belongs to the call of the node before it,
-    whose gradient it consumes.
+    The sequence number of a node identifies its call; if the trace lacks the number's operation, the recorded backward
+    span around the node's middle does. A node without a number (AccumulateGrad) belongs to the call of the node before.
     """
     columns = timeline.columns
     nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)))
@@ -81,7 +80,7 @@ class _NodeCuts:
         if not rows:
             return self.timeline
         start, end, call, track, rank = np.array(rows, np.int64).T
-        old_rows, old_start, old_end = self._remaining_spans(start, end, track)
+        old_rows, old_start, old_end = self._old_spans(start, end, track)
         new = Slices.of(
             start=start,
             end=end,
@@ -141,9 +140,7 @@ class _NodeCuts:
             yield from self._pieces(inner, path)
             yield LabelledInterval(min(end, self.rows[inner[-1]][2]), end, path)
 
-    def _remaining_spans(
-        self, start: Int64Array, end: Int64Array, track: Int64Array
-    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def _old_spans(self, start: Int64Array, end: Int64Array, track: Int64Array) -> tuple[Int64Array, ...]:
         """Return the rows of the recorded spans that stay, and their new starts and ends."""
         columns = self.timeline.columns
         stays = np.ones(len(columns), np.bool_)
@@ -281,7 +278,7 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
 
 
 def _making_ops(ops: EventColumns, nodes: EventColumns, track_by_thread: dict[int, int]) -> Int64Array:
-    """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
+    """Return the operation of each node, or -1: the last with its number before it on its forward thread."""
     order = np.lexsort((ops.start, ops.sequence, ops.track))
     op_key = _key(ops.track[order], ops.sequence[order])
     track = np.array([track_by_thread.get(thread_id, -1) for thread_id in nodes.forward_thread.tolist()], np.int64)

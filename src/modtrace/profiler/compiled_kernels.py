@@ -5,8 +5,8 @@ the kernels that a graph calls, in order, and the modules of each. The n-th kern
 of that name in the recording, if their numbers are equal. A span does not extend over a kernel missing in the profile.
 
 A kernel of one module is part of a span of this module. A kernel fused from several modules is a span of class `fused`
-inside the module around all of them. Its time is divided among them by the bytes that the nodes of each module read and
-write, or equally if the bytes are not known.
+inside the module around all of these. Its time is divided among them by the bytes that their nodes read and write, or
+equally if the bytes are not known.
 """
 
 import contextlib
@@ -312,8 +312,7 @@ def _match(kernels: Sequence[_Kernel], op_names: Sequence[str]) -> list[int]:
 def _chain(path: str, classes: Mapping[str, str]) -> list[str]:
     """Return the paths of the modules around a module of a region, outermost first, and its own path."""
     parts = path.split(".")
-    prefixes = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
-    return [prefix for prefix in prefixes if prefix in classes]
+    return [prefix for length in range(1, len(parts) + 1) if (prefix := ".".join(parts[:length])) in classes]
 
 
 def _intervals(

@@ -122,7 +122,7 @@ def count_overlapping(work: EventColumns) -> int:
 
 
 def find_launches(events: ProfilerEvents) -> Int64Array:
-    """Return for each piece of work the row of its launch, or -1."""
+    """Return the row of the launch of each piece of work, or -1."""
     work, launches = events.work, events.launches
     launch = np.full(len(work), -1, np.int64)
     if not len(launches) or not len(work):
@@ -228,7 +228,7 @@ def attribute_device_work(
 
 
 def steps_of_work(timeline: Timeline, events: ProfilerEvents, time: Int64Array) -> Int64Array:
-    """Return the step of each moment, by the marks of the timeline, or by the profiler's steps if there are none.
+    """Return the step of each moment, by the marks of the timeline, or by the profiler's steps without such marks.
 
     Moments after the last step with a module belong to this step.
     """
@@ -247,7 +247,7 @@ def _processes_of(events: ProfilerEvents) -> Int64Array:
 
 
 def _map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[CudaGraphCapture]) -> Int64Array:
-    """Return for each piece of GPU work the span in which it was captured; -1 if it is not a known replay."""
+    """Return the span in which each piece of GPU work was captured; -1 if it is not a known replay."""
     span = np.full(len(launch), -1, np.int64)
     work = events.work
     replays = _replays(events, launch)
@@ -277,7 +277,7 @@ def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array
 
 
 def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
-    """Return for each piece of work the collective to which it belongs, or -1.
+    """Return the collective of each piece of work, or -1.
 
     The name of a kernel determines it; otherwise a collective's range around the launch, such as for NCCL's copies.
     """

@@ -130,7 +130,7 @@ def _enclosing_durations(
 
 
 def _next_siblings(track: Int64Array, start: Int64Array, parent: Int64Array) -> Int64Array:
-    """Return for each slice its next sibling, or -1."""
+    """Return the next sibling of each slice, or -1."""
     order = np.lexsort((np.arange(len(start)), start, parent, track))
     sibling = np.full(len(start), -1, np.int64)
     row, next_row = order[:-1], order[1:]

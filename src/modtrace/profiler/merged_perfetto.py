@@ -12,6 +12,7 @@ end, and some end before they begin: readers of its JSON draw neither, so both a
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -123,7 +124,7 @@ class EventEncoder:
 
 
 _MAX_OPEN_SLICES = 512
-"""Number of latest slices in which the slice around a moment is searched: viewers draw no deeper."""
+"""Maximum depth at which the slice around a moment is searched: viewers draw no deeper."""
 
 
 class ProfilerSlices:
@@ -162,9 +163,9 @@ class ProfilerSlices:
         for begin, end in zip(*(half.tolist() for half in table.pairs), strict=True):
             if end in self._end_fields:
                 self._fields[int(np.searchsorted(rows, begin))] += self._end_fields[end]
-        shown = np.flatnonzero(np.isin(table.phase[rows], list(_SHOWN_PHASES)) & (table.start[rows] > 0))
+        shown_indices = np.flatnonzero(np.isin(table.phase[rows], list(_SHOWN_PHASES)) & (table.start[rows] > 0))
         slices_by_track = {}
-        for indices in sorted(split_by(table.track[rows[shown]], shown), key=itemgetter(0)):
+        for indices in sorted(split_by(table.track[rows[shown_indices]], shown_indices), key=itemgetter(0)):
             row = rows[indices]
             duration = np.where(table.phase[row] == SLICE, table.duration[row], -1)
             fields = [self._fields[index] for index in indices.tolist()]
@@ -173,7 +174,7 @@ class ProfilerSlices:
 
     @cached_property
     def _flows_by_track(self) -> dict[int, list[tuple[int, int]]]:
-        """By track, the ends of flows that lead from a slice to a slice.
+        """The ends of flows that lead from a slice to a slice, by track.
 
         Each end is the index of a slice, ascending, and the number of a flow that begins or ends there. The trace may
         reuse an id once its flow has ended; here each flow has its own number, from 1.
@@ -184,7 +185,7 @@ class ProfilerSlices:
         for ends in split_by(track):
             if (slices := self.tracks.get(int(track[ends[0]]))) is not None:
                 bound_slice[ends] = slices.bound(flows.row[ends], table.start[flows.row[ends]], flows.binds[ends])
-        ends_by_track: dict[int, list[tuple[int, int]]] = {}
+        ends_by_track = defaultdict[int, list[tuple[int, int]]](list)
         open_flows: dict[int, int] = {}
         flow_count = 0
         order = np.lexsort((table.start[flows.row], flows.flow))  # stable: ends of one time stay in file order
@@ -197,8 +198,7 @@ class ProfilerSlices:
                 else:
                     flow_count += 1
                     for flow_end in pair:
-                        key = int(track[flow_end])
-                        ends_by_track.setdefault(key, []).append((int(bound_slice[flow_end]), flow_count))
+                        ends_by_track[int(track[flow_end])].append((int(bound_slice[flow_end]), flow_count))
             if ways & BEGINS:
                 open_flows.setdefault(flow, end)  # a second start of a flow that is already open is ignored
         return {track: sorted(ends) for track, ends in ends_by_track.items()}

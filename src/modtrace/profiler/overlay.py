@@ -1,7 +1,6 @@
 """The computation of a merge: align a recording with a trace, and attribute the trace's nodes and kernels to calls.
 
-Without a recording, module tracks are made from the `nn.Module` slices that torch.profiler records if
-`with_stack=True`, or from other slices of the trace.
+Without a recording, module tracks are made from the trace, such as from its `nn.Module` slices (`with_stack=True`).
 """
 
 import re
@@ -87,10 +86,9 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     keys = zip(slices.track.tolist(), is_recompute.tolist(), strict=True)
     track = np.array([numbers[key] for key in keys], np.int64)
     tracks = []
-    tids = threads[[number for number, _ in numbers]].tolist()
-    for (number, recomputes), tid in zip(numbers, tids, strict=True):
-        thread = events.thread_names.get(events.tracks[number], f"thread {tid}")
-        tracks.append(Track("backward" if recomputes else "forward", thread, tid, process))
+    for number, recomputes in numbers:
+        thread = events.thread_names.get(events.tracks[number], f"thread {threads[number]}")
+        tracks.append(Track("backward" if recomputes else "forward", thread, int(threads[number]), process))
     end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
     make_name = _module_name if has_modules else _region_name
     order = np.lexsort((depth, is_recompute))
@@ -169,7 +167,7 @@ class Aligned:
 
     timeline: Timeline  # recording in ns from the trace's base, clipped to the trace and cut to its nodes
     running: InnermostLookup  # finds the innermost span of any phase on a thread at a moment
-    pid: int | str  # pid of the recording's process in the trace; of several processes the first
+    pid: int | str  # pid of the recording's first process in the trace
     events: ProfilerEvents  # events of the trace, with `threads` set
     alignment: Alignment | None  # None if the timeline was made from the trace itself
     nodes: int  # number of autograd nodes of the trace

@@ -23,7 +23,6 @@ _COLLECTIVE, _NO_MODULE = -1, -2
 _Key = tuple[int, int, int]
 """Key of a call: forward span, phase and replay; of a collective: -1 and the piece; of no module: -2 and the reason."""
 
-
 GPU_WORK = "gpu_work"
 """Arg of a slice above a stream: the number of its kernels, memcpys and memsets."""
 REASON = "reason"
@@ -45,8 +44,8 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
     """Return the spans above the streams, and their names; streams without work of a module have no spans.
 
     Spans are in ns from the trace's base, in order of (track, start, depth), with phase, call, name and step of the
-    launching call; tracks are the trace's. Names are those of the timeline, followed by those of collectives. Work that
-    no module launched has `REASON`.
+    launching call; tracks are the trace's. Names of collectives follow the timeline's. `REASON` is for work without
+    module.
     """
     paths = _Paths(timeline)
     work, columns = events.work, timeline.columns

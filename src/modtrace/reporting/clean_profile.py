@@ -113,11 +113,10 @@ class EventFilter:
     def _slice(self, clean: RawEvent, category: str | None, event: RawEvent, args: RawEvent) -> RawEvent | None:
         """Add name, category and args to the clean fields of a slice or an instant; None if its name is unknown."""
         name, is_instant = event.get("name"), clean["ph"] in ("i", "I")
-        if not isinstance(name, str):
+        label = self._name(category, name, args, is_instant=is_instant) if isinstance(name, str) else None
+        if label is None:
             return None
-        if (clean_name := self._name(category, name, args, is_instant=is_instant)) is None:
-            return None
-        clean |= {"name": clean_name, "args": _clean_args(args)}
+        clean |= {"name": label, "args": _clean_args(args)}
         if category is not None:
             clean["cat"] = category
         if category in _SPAN_CATEGORIES:
@@ -225,7 +224,6 @@ _DEVICE_NUMBER_KEYS = (
 )
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*\w*", re.ASCII)
 _DEVICE_NAME = re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|RTX|AMD|Instinct|Radeon|Intel)[\w -]{0,60}", re.ASCII)
-
 
 _FIRST_TIME_US = 86_400_000_000
 """New time in µs of the first event in the file; it is large since later events in the file may have earlier times."""

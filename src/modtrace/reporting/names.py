@@ -143,7 +143,7 @@ class ReportNames:
     """
 
     def __init__(self, redact: Callable[[str], str]) -> None:
-        # By kind (`module`, `mark`, `thread`, …) all texts that were returned, in order.
+        # All texts that were returned, in order, by kind (`module`, `mark`, `thread`, …).
         self.used_texts: dict[str, dict[str, None]] = {}
         self._aliases: dict[str, dict[str, str]] = {}
         # Cached: a trace repeats a few thousand texts a million times.
