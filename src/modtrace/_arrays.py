@@ -27,9 +27,9 @@ AnyIntArray: TypeAlias = npt.NDArray[np.integer]
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 INT64_MIN = int(np.iinfo(np.int64).min)
-"""Less than any time or number; stands for an unknown start."""
+"""Less than any time or number; represents an unknown start."""
 INT64_MAX = int(np.iinfo(np.int64).max)
-"""Greater than any time or number; stands for an unknown end."""
+"""Greater than any time or number; represents an unknown end."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 

@@ -379,7 +379,7 @@ def test_steps_inside_a_call_around_all_are_read_alone_and_all_of_them_only_if_a
 
     assert 0 < len(load_around(ring, (50, 53)).slices) < 700
     assert "from step 0 on" in notes[0]
-    with pytest.raises(ModtraceError, match=r"events can only be read together .* choose steps at its end"):
+    with pytest.raises(ModtraceError, match=r"events can only be read together, .* choose steps at its end"):
         load_around(ring, None)
     assert len(load_around(ring, (None, None)).slices) > 2 * len(shown.slices)
     check(ring, monkeypatch, [(50, 53), (-3, None)])
@@ -419,7 +419,7 @@ def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, m
     whole = load(ring)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
     monkeypatch.setattr(read, "SHOWN_EVENTS", 700)
-    monkeypatch.setattr(read, "_FIRST_LOOK", 50)
+    monkeypatch.setattr(read, "_FIRST_EVENT_COUNT", 50)
     shown, notes = load_shown(ring, None)
     _, view_notes = ensure_viewable(ring, tmp_path)
 
