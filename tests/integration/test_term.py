@@ -167,7 +167,7 @@ def train():
     for _ in range(1000):
         model(torch.ones(1))
 
-_interrupts._PRESSED_AGAIN_NS = {again_ns}
+_interrupts._MIN_PRESS_GAP_NS = {again_ns}
 """
 SAVES = {
     "run": "train()\nos.kill(os.getpid(), signal.SIGINT)",
