@@ -349,19 +349,11 @@ def _compared(
     steps = min(sum(run.steps if is_per_step else run.modules[key].steps for run in side) for side in sides)
     base_ns = math.exp(estimate.base) * calls.base_share
     raw = estimate.difference + math.log(calls.new_share / calls.base_share)
-    return _change(key, base_ns, raw, half, machine=machine, calls=calls, runs=[*map(len, sides)], steps=steps)
+    return _change(key, base_ns, raw, half, machine, calls, [*map(len, sides)], steps)
 
 
 def _change(
-    key: Key,
-    base_ns: float,
-    raw: float,
-    half: float,
-    *,
-    machine: CommonChange,
-    calls: Calls,
-    runs: Sequence[int],
-    steps: int,
+    key: Key, base_ns: float, raw: float, half: float, machine: CommonChange, calls: Calls, runs: list[int], steps: int
 ) -> Change:
     """Return a change; `raw`: difference as measured, with the machine's change; `half`: half interval; logarithms."""
     corrected = raw - machine.removed
@@ -399,9 +391,9 @@ def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Chan
     quantile = noise.student_quantile(STEP_OUTSIDE, estimate.freedom or noise.SIZE_FREEDOM)
     half = quantile * math.sqrt(variance * estimate.recordings)
     steps = min(sum(run.steps for run in side) for side in (before, after))
-    runs, machine = (len(before), len(after)), CommonChange(0, "machine", 0, 0, 0, 0)
+    runs, machine = [len(before), len(after)], CommonChange(0, "machine", 0, 0, 0, 0)
     base_ns, raw, calls = math.exp(estimate.base), estimate.difference, Calls(0, 0, changed=False)
-    return _change(("", "step"), base_ns, raw, half, machine=machine, calls=calls, runs=runs, steps=steps)
+    return _change(("", "step"), base_ns, raw, half, machine, calls, runs, steps)
 
 
 def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int], common: CommonChange) -> str:

@@ -187,8 +187,7 @@ class RuleInput:
 
     Attributes:
         summary: summary with the rows of all modules.
-        p10_ns: int64[rows], 10th percentile over steps of a module's time. Medians differ on a busy machine, which
-            stops threads often, and in the same code.
+        p10_ns: int64[rows], 10th percentile over steps of a module's time; a busy machine changes medians.
         runs: counts and times of module calls.
         collections: int64[2, triggers, generations], number of garbage collections, and of objects that they freed.
         memory: memory figures of the recording, see `MEMORY`; empty if there are none.

@@ -50,13 +50,11 @@ the input take the same in both."""
 _MIN_SHARE = 0.05
 """Minimum share of a step for such work: as for loops outside modules, the cause is known."""
 _MIN_SHARE_WITHOUT_TRAINING = 0.10
-"""Minimum share if nothing is trained of Python, and of `cat`, which positions need too. Small transformers spend up to
-0.06 of a generation in Python."""
+"""Minimum share of Python and `cat` if nothing is trained; small transformers spend 0.06 of a generation in Python."""
 _MIN_RESIZE_SHARE = 0.10
 """Minimum share of a step for interpolation and padding: decoders that double a size have less."""
 _MEAN_FACTOR = 0.5
-"""Factor on the minimum share for the mean step: with few steps on a busy machine, the 10th percentiles of module and
-step come from different steps."""
+"""Factor on the minimum share for the mean step: 10th percentiles of module and step come from different steps."""
 
 
 class OwnWork(NamedTuple):

@@ -11,7 +11,7 @@ from ...._tables import counted
 from ...contents import FLOAT64, OPTIMIZERS, STEP_NOTES
 from ...memory import format_bytes
 from ..slow_steps import short_ms
-from .finding import TRACE, Finding, RuleInput, only_option, python_slowness, whole_text
+from .finding import Finding, RuleInput, only_option, python_slowness, whole_text
 
 _MANY_CALLS = 8
 """Minimum number of an operator's calls in a step for a loop; a loss, or torch's own clipping, calls few operators."""
@@ -43,19 +43,15 @@ _MIN_HOOKS_SHARE = 0.05
 _FORWARD_PER_BACKWARD = 0.5
 """Ratio of forward to backward time for the operators of a module that holds others, such as attention."""
 _GROWTHS, _STEADY = 3, 0.5
-"""Number of intervals in which memory has to grow, each time by this share of the fastest growth. Memory of allocators
-and caches grows more and more slowly."""
+"""Number of intervals of growth, and its minimum share of the fastest one: that of caches slows down."""
 _MIN_GROWTH, _MIN_SURE_GROWTH = 1 << 20, 2 << 20
-"""Minimum growth in bytes a step, with a list that grows too, or without one. Varying sizes add up to 1.3 MiB a step,
-the recording itself less than a tenth of that."""
+"""Minimum growth in bytes a step, with a list that grows too, or without one: varying sizes add up to 1.3 MiB."""
 _STEADY_AT_END = 0.75
-"""Minimum share of the fastest growth for the last interval, half of all steps. Kept objects go on growing, while
-varying sizes add half as much there."""
+"""Minimum share of the fastest growth in the last interval, half of all steps: varying sizes add half as much."""
 _MIN_NEW_SHARE = 0.4
 """Minimum share of steps with an optimizer known to be new, to say each step: at least half of new ones are known."""
 _MIN_UNTRAINED_SHARE, _PARAMETER_GRADIENT_SHARE = 0.05, 0.5
-"""Minimum share of the median step for gradients that no optimizer uses, and minimum share of a module's backward that
-computes gradients of parameters."""
+"""Minimum share of the median step for unused gradients, and their minimum share of a module's backward."""
 MIN_SAME_INPUTS = 0.5
 """Minimum number of calls in a step with the inputs of an earlier one, to report these: not only in some steps."""
 DOUBLES = "computes in float64, most others do not"
@@ -351,30 +347,29 @@ def find_noted(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     if not measured.trains:
         yield from _training_mode(measured, notes)
         return
-    by_step = f"modtrace summary {TRACE} --by step"
+    show, per_step = "--by step", notes.hooks_ns
     if "torch.profiler" in notes.always_on:
         evidence = "a profiler that records each step makes all of them slower; give it a schedule"
-        yield Finding("torch.profiler is on in each step", None, None, 0, 0.0, evidence, by_step)
-    per_step, share = notes.hooks_ns, measured.share(notes.hooks_ns)
+        yield measured.finding("torch.profiler is on in each step", evidence=evidence, show=show)
     if "anomaly detection" in notes.always_on:
+        title = "anomaly detection is on in each step"
         evidence = (
             "torch.autograd.set_detect_anomaly: each operator keeps a stack, and each gradient is searched for NaN"
         )
-        title = "anomaly detection is on in each step"
-        yield Finding(title, None, "backward", round(per_step), share, evidence, by_step)
+        yield measured.finding(title, None, "backward", evidence=evidence, show=show, ns=per_step)
     elif notes.gradient_hooks and per_step >= _MIN_HOOKS_SHARE * measured.median_step_ns:
         evidence = f"{counted(notes.gradient_hooks, 'hook')} of parameters' gradients: {short_ms(per_step)} a step"
         frequent = [operator for operator in notes.in_hooks if operator.calls >= _MANY_CALLS]
         evidence += f", which run {calls_text(frequent)}" if frequent else ""
         title = "hooks of gradients take a large share"
-        yield Finding(title, None, "backward", round(per_step), share, evidence, by_step)
+        yield measured.finding(title, None, "backward", evidence=evidence, show=show, ns=per_step)
     new_optimizers = measured.optimizer_count - measured.first_tensor_count
     if new_optimizers > _MIN_NEW_SHARE * measured.run_steps:
         evidence = f"{new_optimizers:,} times or more in {counted(measured.run_steps, 'step')}, for the same "
         evidence += "parameters: what it knows of earlier steps, such as momentum, is lost, and allocated again"
         ranges = [times.range for times in measured.ranges_of("optimizer") if times.range.endswith(".step")]
         where, title = next(iter(ranges), None), "an optimizer is made anew in each step"
-        yield Finding(title, where, "optimizer", 0, 0.0, evidence, by_step)
+        yield measured.finding(title, where, "optimizer", evidence=evidence, show=show)
     yield from _forward_hooks(measured, notes)
     yield from _doubles(measured, notes)
     yield from _untrained(measured, notes)
@@ -407,9 +402,8 @@ def _training_mode(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     effect = "normalize by each batch" if "Norm" in first.module_class else "drop values"
     evidence = f"{counted(len(active), 'module')}, such as {first.fqn}, {effect} though nothing is trained: "
     evidence += "model.eval() was not called"
-    command = f"modtrace summary {TRACE} {only_option(first.fqn)}"
-    share = measured.share(per_step)
-    yield Finding("runs in training mode", where, "forward", round(per_step), share, evidence, command)
+    title, show = "runs in training mode", only_option(first.fqn)
+    yield measured.finding(title, where, "forward", evidence=evidence, show=show, ns=per_step)
 
 
 def _forward_hooks(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:

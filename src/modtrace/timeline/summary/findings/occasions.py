@@ -1,7 +1,4 @@
-"""Rules for differences between steps: occasional parts, slow steps, growing steps, and threads that wait.
-
-Shares are of the median step, and factors multiply it, unless a constant says otherwise.
-"""
+"""Rules for differences between steps: occasional parts, slow or growing steps, and waits. Shares are of the median."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from .siblings import place_of
 _MIN_CONCURRENCY = 1.5
 """Minimum mean number of calls that run at the same time; with fewer, most run without others."""
 _MAX_UNHINDERED_SHARE = 0.6
-"""Maximum ratio of an undisturbed call to a usual one. A long input slows all modules alike, and the medians of these
-then add up to nearly the whole call; a stop of the thread hits one module or another."""
+"""Maximum ratio of the modules' medians to a usual call: long inputs slow all modules alike, a stop only one."""
 
 
 def find_calls_at_once(measured: RuleInput) -> Iterator[Finding]:
@@ -52,8 +48,7 @@ def find_calls_at_once(measured: RuleInput) -> Iterator[Finding]:
 _MIN_RUN_STEPS, _MIN_RUNS_SHARE = 12, 0.75
 """Minimum number of steps in a run, for quarters of three, and minimum share of all steps that lie in such runs."""
 _FALL_STEPS, _MAX_FALL_RATIO = 8, 0.75
-"""A run ends at a step if median(next `_FALL_STEPS`) <= `_MAX_FALL_RATIO` * p25(previous `_FALL_STEPS`), for example
-where a new request begins."""
+"""A run ends at a step if median(next `_FALL_STEPS`) <= `_MAX_FALL_RATIO` * p25(previous `_FALL_STEPS`)."""
 _MIN_GROWTH_RATIO = 1.5
 """Minimum ratio of the level in the last quarters of runs to that in the first ones."""
 _FEW_RUNS, _MIN_GROWTH_RATIO_OF_FEW_RUNS = 2, 2.0
@@ -61,8 +56,7 @@ _FEW_RUNS, _MIN_GROWTH_RATIO_OF_FEW_RUNS = 2, 2.0
 _MIN_QUARTER_SHARE = 0.1
 """Minimum share of the growth in each quarter: a second length of inputs grows in one jump."""
 _MIN_LONGER_PAIRS_SHARE = 0.9
-"""Minimum share of the pairs of a step in the first and one in the last quarter in which the last one is longer: on a
-busy machine, levels can rise by chance."""
+"""Minimum share of pairs of steps in the first and last quarter in which the last is longer: levels rise by chance."""
 _MIN_LARGER_INPUTS_RATIO = 1.2
 """Minimum ratio of steps with larger inputs to others, of medians and of 10th percentiles."""
 _MIN_GROWN_SHARE = 0.7
@@ -184,8 +178,7 @@ LOADER_START = "DataLoader.__iter__"
 _FREQUENT_PARTS = ("data loading", "optimizer", "communication")
 """Parts that are treated so too if most steps have them."""
 _MIN_SLOW_EXCESS, _MIN_SLOW_LAYER_EXCESS = 3.0, 2.0
-"""Minimum excess of a slow step without a period, in median steps; the system can cause less. The second is for one
-module of a list, if waits for a CPU were recorded."""
+"""Minimum excess of a slow step in median steps, and of one by a module of a list, if waits for a CPU are known."""
 _MIN_STALL_NS = 15_000_000
 """Minimum excess of a slow step in ns: threads of Python wait for each other, 5 ms for each."""
 _MIN_OUTLAST_RATIO = 3
@@ -195,8 +188,7 @@ _CPU_WAIT_SHARE = 0.5
 _LARGER_WORK_RATIO = 3.0
 """Minimum ratio of forward and backward to their medians if there is more to compute."""
 _LONG_EXCESS_NS, _MIN_WAITS_RATIO = 50_000_000, 4.0
-"""If only the total wait of all calls is known, it explains an excess from `_LONG_EXCESS_NS` on only if it is at least
-`_MIN_WAITS_RATIO` times as long."""
+"""The total wait of all calls explains an excess of `_LONG_EXCESS_NS` or more if it is `_MIN_WAITS_RATIO` times it."""
 _MIN_LONG_CALL_RATIO, _MIN_LONG_CALLS_SHARE = 4.0, 0.2
 """Minimum ratio of a long call to the median call, and minimum share of long calls in the time of all."""
 _MAX_SAMPLING_NS = 50_000_000
@@ -219,9 +211,7 @@ def find_occasions(measured: RuleInput) -> Iterator[Finding]:
             is_long &= ~compiles
         count, excess_ns = int(np.count_nonzero(is_long)), part_ns[is_long] - median_ns
         per_step = float(excess_ns.sum()) / measured.steps
-        min_ns = measured.min_share_ns
-        if part == "evaluation":
-            min_ns = MIN_EVALUATION_SHARE * measured.median_step_ns
+        min_ns = (MIN_EVALUATION_SHARE if part == "evaluation" else MIN_SHARE) * measured.median_step_ns
         if not 0 < count <= measured.steps / 2 or per_step < min_ns:
             continue
         if measured.share(per_step, gaps=True) < MIN_SHARE or (part == "evaluation" and _is_rollout(measured)):
@@ -381,8 +371,7 @@ def when_text(number: Int64Array, is_long: BoolArray, sampled: Int64Array | None
 def period_of(event_steps: Int64Array, number: Int64Array) -> int:
     """Return the period of events among the steps `number`; 0 if they have none, or are few.
 
-    No event may be missing at either end. Three steps are at one distance by chance now and then, but then others
-    would usually have been due.
+    No event may be missing at either end: three steps can be at one distance by chance.
     """
     distances = set(np.diff(event_steps).tolist())
     if len(event_steps) < _MIN_PERIOD_STEPS or len(distances) > 1 or 1 in distances:

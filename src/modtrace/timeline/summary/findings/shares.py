@@ -43,8 +43,7 @@ _MIN_BETWEEN_SHARE = 0.15
 _KNOWN_CAUSE_FACTOR = 0.5
 """Factor on `min_ns` for time between calls and for loops over parameters, whose cause is known."""
 _MIN_REGULARITY = 0.38
-"""Minimum ratio of the 10th percentile to the median for time between calls to be work. Work had 0.43 to 0.74, waits
-for random requests 0.26 to 0.34 with 40 requests, and 0.15 with more."""
+"""Minimum ratio of 10th percentile to median for work between calls: work had 0.43 to 0.74, waits 0.15 to 0.34."""
 _WAIT_PARTS = ("data loading", "communication")
 """Parts that are judged by medians, as some steps need not wait; communication only by these."""
 _WAIT_LIKE_SHARE = 0.5
@@ -56,8 +55,7 @@ _MIN_PARAMETER_LOOP_SHARE = 0.05
 _MIN_CHANGEABLE_OPTIMIZER_SHARE = 0.20
 """Minimum share of an optimizer with hooks or many small groups, which a user can change."""
 _MANY_GROUPS, _MAX_GROUP_TENSORS = 32, 2
-"""Minimum number of groups, and limit of their mean size, for many small groups. An optimizer starts again for each
-group; rates that differ by layer make groups of six tensors or more."""
+"""Minimum number of groups, and limit of their mean size, for many small groups; rates by layer make groups of six."""
 _MIN_FOREACH_OFF_SHARE = 0.08
 """Minimum share of an optimizer with foreach=False; in real programs it is at least 6 %."""
 _MANY_OPTIMIZERS = 8
@@ -75,8 +73,7 @@ _MIN_PER_STEP = 0.5
 _MIN_UNUSED_RUNS = 3
 """Minimum number of unused graphs for a module that builds one in each run; counts need no usual time."""
 _SAME_WORK_RATIO = 2.0
-"""Maximum ratio of forward times with and without a graph for the same work. A policy's rollout, or a generation, calls
-the model more often or with other batches."""
+"""Maximum ratio of forward times with and without a graph for the same work, unlike rollouts and generations."""
 _MIN_LOOP_CALLS = 32
 """Minimum number of calls in a call of the parent module: layers that share their parameters have up to 24."""
 _MAX_LOOP_CALL_NS = 1_000_000
@@ -87,11 +84,9 @@ _MIN_MODULE_CALLS = 2
 _MIN_HOST_SHARE, _MAX_BACKWARD_RATIO = 0.10, 0.2
 """Minimum share of host time, and its maximum ratio of own backward to own forward: operators take longer."""
 _MIN_SURE_HOST_SHARE, _MAX_NO_BACKWARD_RATIO = 0.04, 0.05
-"""Limits of modules without inner ones that have hardly any backward: no operator that trains explains their time.
-Modules that only add the outputs of inner ones have as short a backward."""
+"""Limits of modules without inner ones and with hardly any backward, whose time no trained operator explains."""
 _MAX_HOLDER_BACKWARD_RATIO = 0.6
-"""Maximum ratio of own backward to own forward for modules with inner ones. Operators between these, such as attention,
-have a longer backward than forward, so the time is reduced by the ratio."""
+"""Maximum ratio for modules with inner ones, whose time is reduced by it: attention between these has a backward."""
 _MIN_PARAMETRIZED_SHARE = 0.05
 """Minimum share of parametrized weights: as for loops over parameters, the cause is known."""
 _MIN_UNTRAINED_HOST_SHARE = 0.25
@@ -273,8 +268,7 @@ def _find_large_optimizer_helper(measured: RuleInput, notes: NotedSteps) -> Find
 def _backward_outside_modules(measured: RuleInput, part: str) -> Int64Array:
     """Return int64[steps], ns of backward passes while no module's backward runs: of the loss, or of communication.
 
-    With other ranks, this time is waiting, and counts if the part communication exists. Otherwise it belongs to the
-    loss, unless passes over kept graphs may differentiate gradients.
+    With other ranks, this time is waiting. Otherwise it belongs to the loss, unless kept graphs are differentiated.
     """
     steps, with_ranks = measured.summary.steps.counted.columns, bool(measured.ranges_of("communication"))
     is_kept = part == "loss" and measured.runs.extra_passes.sum() >= _MIN_PER_STEP * measured.steps
@@ -326,19 +320,17 @@ def find_host_time(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
         ratio = own_backward_ns * measured.steps / max(int(forwards_ns.sum()), 1)
         per_step *= 1 if ratio < _MAX_BACKWARD_RATIO else 1 - ratio
         is_sure = ratio < _MAX_NO_BACKWARD_RATIO and holders.isdisjoint(rows[index].fqn for index in members)
-        min_share = _MIN_SURE_HOST_SHARE if is_sure else _MIN_HOST_SHARE
-        if not trains:
-            min_share = _MIN_UNTRAINED_HOST_SHARE
+        trained_share = _MIN_SURE_HOST_SHARE if is_sure else _MIN_HOST_SHARE
+        min_share = trained_share if trains else _MIN_UNTRAINED_HOST_SHARE
         if per_step < max(min_share * measured.median_step_ns, measured.min_ns * measured.samples_per_step):
             continue
         first = rows[members[int(np.argmax(member_ns))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
-        evidence = f"own forward {short_ms(own_forward_ns)} a step{several}"
-        if trains:
-            evidence += f", own backward {short_ms(own_backward_ns)}: Python or waiting"
-        else:
-            evidence += f" of {short_ms(measured.median_step_ns)}, between inner modules: operators of its own, Python "
-            evidence += "or waiting"
+        text = f", own backward {short_ms(own_backward_ns)}: Python or waiting"
+        if not trains:
+            step_text = short_ms(measured.median_step_ns)
+            text = f" of {step_text}, between inner modules: operators of its own, Python or waiting"
+        evidence = f"own forward {short_ms(own_forward_ns)} a step{several}{text}"
         evidence += f"; {hooks}" if (hooks := notes.hooks_text(first.fqn)) else ""
         title = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
         yield measured.finding(title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
@@ -364,8 +356,7 @@ def find_reruns(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
         per_step = plain_ns / measured.steps
         if per_step < max(measured.min_share_ns, measured.min_ns):
             continue
-        if row.fqn in measured.cast_modules:
-            unused = 0
+        unused = 0 if row.fqn in measured.cast_modules else unused
         min_unused = max(_MIN_PER_STEP * max(calls, measured.steps), _MIN_UNUSED_RUNS)
         if not is_unseen and not backwards and unused >= min_unused:
             yield _unused_graph(measured, row, calls, plain_ns)
@@ -373,11 +364,11 @@ def find_reruns(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             continue
         plain_calls = calls - backwards
         ratio = plain_ns / plain_calls * backwards / max(trained_ns, 1)
-        is_same_count = _MIN_PER_STEP * measured.steps <= plain_calls <= backwards
-        is_same = is_same_count and 1 / _SAME_WORK_RATIO <= ratio <= _SAME_WORK_RATIO
+        is_same = 1 / _SAME_WORK_RATIO <= ratio <= _SAME_WORK_RATIO
+        is_same &= _MIN_PER_STEP * measured.steps <= plain_calls <= backwards
         if seen.isdisjoint(measured.outer[row.fqn]) and (unused or is_same):
-            evidence = f"forward {times_text(calls / measured.steps)} a step, backward "
-            evidence += f"{times_text(backwards / measured.steps)}; "
+            forwards_text, backwards_text = (times_text(count / measured.steps) for count in (calls, backwards))
+            evidence = f"forward {forwards_text} a step, backward {backwards_text}; "
             evidence += f"forwards without a backward take {short_ms(plain_ns / plain_calls)} each"
             evidence += (
                 f"; {'all' if unused >= plain_calls else 'some'} of these build a graph in vain" if unused else ""
@@ -450,9 +441,8 @@ def _loops(measured: RuleInput) -> Iterator[Finding]:
         call_ns *= min(1.0, float(measured.p10_ns[members].sum()) / max(per_step, 1.0))
         # A list of many layers that follow each other is not a loop: each is called once.
         is_list = times < _MIN_MODULE_CALLS * len(rows) / max(len(parents), 1)
-        is_short = call_ns <= _MAX_LOOP_CALL_NS
-        min_ns = _MIN_CALL_LOOP_SHARE * measured.median_step_ns
-        if times < _MIN_LOOP_CALLS or is_list or not is_short or per_step < min_ns:
+        is_long = call_ns > _MAX_LOOP_CALL_NS
+        if times < _MIN_LOOP_CALLS or is_list or is_long or per_step < _MIN_CALL_LOOP_SHARE * measured.median_step_ns:
             continue
         if in_loops.isdisjoint(outer):
             evidence = f"a call of {outer[0]} calls it" if outer else "a step calls it"

@@ -21,8 +21,7 @@ _MIN_RATIO, _MIN_CALLS_RATIO = 2.0, 1.5
 _MIN_MEDIAN_RATIO = 1.5
 """Minimum ratio of the median steps: on a busy machine, 10th percentiles can differ by more."""
 _MAX_SPREAD = 1.6
-"""Maximum ratio of the largest sibling to the median sibling. Modules of one class with a wider spread have different
-sizes, and no outlier among them is reported."""
+"""Maximum ratio of the largest sibling to their median; modules of one class with more differ in size."""
 _MIN_RATIO_OF_UNLIKE = 10.0
 """Minimum ratio to the largest sibling in a place of a list with a wider spread, as all tiny modules have."""
 _COLD_NS = 500_000
