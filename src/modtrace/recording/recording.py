@@ -393,10 +393,10 @@ class Recording:
             return
         pieces = RingPieces(*self._require_capture().reader(running=False))
         write(pieces, path)
-        if pieces.whole is None:
+        if pieces.joined is None:
             self._written = Timeline.of(pieces.rest()), pieces.spans
         else:
-            self._timeline = Timeline.of(pieces.whole)
+            self._timeline = Timeline.of(pieces.joined)
 
     def _require_capture(self) -> Capture:
         if self._capture is None:

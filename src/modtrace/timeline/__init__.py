@@ -1,4 +1,4 @@
-"""Timelines: the spans of a recording, how they are built from a ring's events, selected and summed up."""
+"""Timelines: the spans of a recording, built from a ring's events, selected and summarized."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from .timeline import Spans as Spans
 from .timeline import Timeline as Timeline
 
 Pieces = OnePiece | RingPieces
-"""A timeline in pieces of whole steps, each after the one before: it may be too long for the memory.
+"""A timeline in pieces of whole steps, in order, since all of it may not fit in memory.
 
 pieces   a timeline for each part, with its modules and the ranges that are open in it
-rest     all but modules, once the last piece has come
+rest     everything except modules, after the last piece
 """

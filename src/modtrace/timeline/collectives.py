@@ -18,9 +18,9 @@ class Group(NamedTuple):
     """A process group of torch.distributed.
 
     Attributes:
-        name: as torch has it; `0` is the default group's.
+        name: torch's name of the group; `0` for the default group.
         ranks: its global ranks, ascending; empty if torch did not know them.
-        description: what torch says it is for (`default_pg`, `mesh_dp`).
+        description: torch's description of its purpose (`default_pg`, `mesh_dp`).
     """
 
     name: str
@@ -45,23 +45,22 @@ class Collective(NamedTuple):
     """One call of a collective, a send or a receive, or a wait for one.
 
     Attributes:
-        operator: as `torch.distributed` calls it (`all_reduce`); for a wait, the operator waited for, empty if that is
-            not known.
-        group: the name of the group, see `Collectives.groups`; empty if it is not known.
-        peer: the rank in the group at the other end of a send or receive, else None.
-        is_wait: whether a thread waited for it, else it was called.
-        counter: its number among the collectives of its group, from 0 when the recording began; None if it is not
-            known. The same collective has the same number on all ranks. Sends and receives are counted per peer.
-        nbytes: the larger of what went in and what came out on this rank; 0 for a wait and a barrier.
-        start_ns: when it was called, integer nanoseconds since the Unix epoch.
-        end_ns: when the call returned; never less than `start_ns`.
-        done_ns: when it was complete; None if that is not known.
-        track: the name of the track it is on (`communication · MainThread`).
-        step: which training step, from 0.
+        operator: name in `torch.distributed` (`all_reduce`); for a wait the operator waited for, empty if unknown.
+        group: name of the group, see `Collectives.groups`; empty if unknown.
+        peer: rank in the group at the other end of a send or receive; None for other operators.
+        is_wait: True for a wait for a collective, False for the call.
+        counter: number among the collectives of its group, from 0 at the start of the recording; None if unknown. A
+            collective has the same number on all ranks. Sends and receives are counted per peer.
+        nbytes: bytes of the larger of input and output on this rank; 0 for a wait and a barrier.
+        start_ns: start of the call, integer nanoseconds since the Unix epoch.
+        end_ns: return of the call; never less than `start_ns`.
+        done_ns: completion of the collective; None if unknown.
+        track: name of its track (`communication · MainThread`).
+        step: number of the training step, from 0.
         complete: False if its end never came or was overwritten.
-        device: the type of the device that runs it (`cuda`): the call and the waits then end once the work is queued
-            there. Only device times (`record(device_times=True)`) say when it was complete, by the stream that runs it
-            or waits for it. Empty for the CPU and a barrier.
+        device: type of the device that runs it (`cuda`), on which the call and the waits only queue the work. Its
+            completion is known only from device times (`record(device_times=True)`), by the stream that runs it or
+            waits for it. Empty for the CPU and a barrier.
     """
 
     operator: str
@@ -80,7 +79,7 @@ class Collective(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """The duration of the call, in nanoseconds."""
+        """The duration of the call in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
@@ -89,7 +88,7 @@ class Collectives:
     """Collectives and waits as columns in start order; every array has one entry per row.
 
     Attributes:
-        names: what `name` points into.
+        names: the distinct names, indexed by `name`.
         groups: the process groups, by name.
         track_names: the names of the timeline's tracks.
         start: int64, nanoseconds since the Unix epoch.
@@ -97,8 +96,8 @@ class Collectives:
         done: int64, nanoseconds; -1 if its completion is unknown.
         name: int32, index into `names`; -1 for a wait for something unknown.
         is_wait: bool.
-        counter: int64, see `Collective`; -1 if it is not known.
-        nbytes: int64.
+        counter: int64, see `Collective`; -1 if unknown.
+        nbytes: int64, see `Collective`.
         track: int32, index into `Timeline.tracks`.
         step: int64, the number of steps that had ended when it was called.
         complete: bool.
@@ -144,9 +143,9 @@ class Collectives:
 
     @property
     def on_device(self) -> BoolArray:
-        """Which ones a device runs: their ends on the host say nothing of other ranks."""
-        of_name: BoolArray = np.array([bool(name.device) for name in self.names] + [False])
-        return of_name[self.name]
+        """True for collectives that run on a device: their ends on the host do not depend on other ranks."""
+        has_device: BoolArray = np.array([bool(name.device) for name in self.names] + [False])
+        return has_device[self.name]
 
     def __iter__(self) -> Iterator[Collective]:
         return (self[index] for index in range(len(self)))
@@ -161,7 +160,7 @@ class Collectives:
         rows = slices.take(slices.block_of(COLLECTIVE))
         shared = {name: getattr(rows, name) for name in ("start", "end", "track", "step", "complete")}
         args = [rows.arg(name) for name in (Arg.OPERATOR, Arg.GROUP, Arg.PEER, Arg.DEVICE)]
-        # The four values of each row as one number, of which those that differ are unravelled.
+        # The four values of each row as one number; the distinct numbers are unravelled.
         code, sizes = np.zeros(len(rows), np.int64), [int(column.values.max(initial=-1)) + 2 for column in args]
         for column, size in zip(args, sizes, strict=True):
             code = code * size + column.dense(len(rows)) + 1
@@ -189,20 +188,20 @@ class Collectives:
 def collective_args(
     names: Sequence[CollectiveName], name: Int64Array, counter: Int64Array, nbytes: Int64Array, done: Int64Array
 ) -> Args:
-    """Return the args of collectives and waits, one after the other; -1 is what is not known, see `Collective`."""
-    rows, of_row = np.flatnonzero(name >= 0), name[name >= 0]
+    """Return the args of a table of collectives and waits; -1 means unknown, see `Collective`."""
+    rows, row_name = np.flatnonzero(name >= 0), name[name >= 0]
     args = {}
-    for arg, of_name in (
+    for arg, name_texts in (
         (Arg.OPERATOR, [name.operator for name in names]),
         (Arg.GROUP, [name.group for name in names]),
         (Arg.DEVICE, [name.device for name in names]),
     ):
         texts = Numbering[str]()
-        code = np.array([texts[text] if text else -1 for text in of_name], np.int64)[of_row]
+        code = np.array([texts[text] if text else -1 for text in name_texts], np.int64)[row_name]
         args[arg] = ArgColumn(rows[code >= 0], code[code >= 0], [*texts])
-    peer = np.array([name.peer for name in names], np.int64)[of_row]
+    peer = np.array([name.peer for name in names], np.int64)[row_name]
     args[Arg.PEER] = ArgColumn(rows[peer >= 0], peer[peer >= 0])
-    for arg, values, least in ((Arg.COUNTER, counter, 0), (Arg.NBYTES, nbytes, 1), (Arg.DONE, done, 0)):
-        of_arg = np.flatnonzero(values >= least)
-        args[arg] = ArgColumn(of_arg, values[of_arg])
+    for arg, values, min_value in ((Arg.COUNTER, counter, 0), (Arg.NBYTES, nbytes, 1), (Arg.DONE, done, 0)):
+        arg_rows = np.flatnonzero(values >= min_value)
+        args[arg] = ArgColumn(arg_rows, values[arg_rows])
     return without_empty(args)

@@ -1,4 +1,4 @@
-"""Timelines made of others: with more slices, several together, at other times, with other processes."""
+"""Timelines made from timelines: with more slices, joined, with moved times, with other processes."""
 
 from __future__ import annotations
 
@@ -45,54 +45,51 @@ class OnePiece:
         yield self._timeline
 
     def rest(self) -> Timeline:
-        """Return it."""
+        """Return the timeline without the modules of earlier pieces: all of it here."""
         return self._timeline
 
     def join(self) -> Timeline:
-        """Return it."""
+        """Return the whole timeline."""
         return self._timeline
 
 
 def with_slices(timeline: Timeline, rows: Slices) -> Timeline:
-    """Return the timeline with more slices, whose names and tracks are the timeline's.
-
-    No other slice of the timeline is around or in one of them.
-    """
+    """Return the timeline with more slices, which use its names and tracks, but do not nest with its slices."""
     if not len(rows):
         return timeline
     return replace(timeline, slices=in_start_order(join_columns([timeline.slices, rows])))
 
 
 def with_modules(timeline: Timeline, columns: Slices) -> Timeline:
-    """Return the timeline with other slices of modules, which are in start order."""
+    """Return the timeline with other slices of modules, given in start order."""
     return with_slices(keep_rows(timeline, np.flatnonzero(timeline.slices.kind != MODULE)), columns)
 
 
 def put_modules_before(timeline: Timeline, columns: dict[str, AnyArray], args: Args) -> Timeline:
-    """Return a timeline that has no modules yet with some, whose columns grow in place: memory holds them once."""
-    count, rest = len(columns["start"]), timeline.slices
-    rest = replace(rest, parent=np.where(rest.parent >= 0, rest.parent + count, -1))
+    """Return a timeline without modules with modules added; their columns grow in place, without a second copy."""
+    count, slices = len(columns["start"]), timeline.slices
+    slices = replace(slices, parent=np.where(slices.parent >= 0, slices.parent + count, -1))
     columns |= {"kind": np.full(count, MODULE, np.int8)}
-    append_to(columns, {name: getattr(rest, name) for name in DTYPES})
-    slices = Slices(**columns, args=join_args([(0, args), (count, rest.args)]))
-    return replace(timeline, slices=in_start_order(slices))
+    append_to(columns, {name: getattr(slices, name) for name in DTYPES})
+    joined = Slices(**columns, args=join_args([(0, args), (count, slices.args)]))
+    return replace(timeline, slices=in_start_order(joined))
 
 
 def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *, sort: bool = True) -> Timeline:
-    """Return one timeline of several, whose names, tracks and links stay apart.
+    """Return several timelines as one, with separate names, tracks and links.
 
-    Counts of stats add up. Marks and metadata are those of the first part. `track_order` has indices into the tracks of
-    all parts; without `sort` the slices, which are of modules only, stay in the order of the parts.
+    Stats are summed. Marks and metadata come from the first part. `track_order` has indexes into the tracks of all
+    parts. If not `sort`, the slices, which must be modules, stay in the order of the parts.
     """
     tracks = [track for part in parts for track in part.tracks]
     order = np.arange(len(tracks)) if track_order is None else np.array(track_order, np.int64)
     new_track = np.zeros(max(len(tracks), 1), np.int32)
     new_track[order] = np.arange(len(order))
     first_name = first_track = first_link = 0
-    moved = []
+    renumbered = []
     for part in parts:
         rows = part.slices
-        moved.append(
+        renumbered.append(
             replace(
                 rows,
                 name=np.where(rows.name < 0, -1, rows.name + first_name).astype(np.int32),
@@ -103,10 +100,10 @@ def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *,
         first_name += len(part.names)
         first_track += len(part.tracks)
         first_link += int(rows.link.max(initial=-1)) + 1
-    slices = join_columns(moved)
+    slices = join_columns(renumbered)
     groups: dict[str, Group] = {}
     for group in (group for part in parts for group in part.groups):
-        groups.setdefault(group.name, group)  # if several have one name, the first is kept
+        groups.setdefault(group.name, group)  # the first of several with one name
     return replace(
         parts[0],
         slices=in_start_order(slices) if sort else slices,
@@ -123,10 +120,10 @@ def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *,
 def add_gpu_tracks(
     timeline: Timeline, streams: Sequence[tuple[int, int]], spans: Slices, names: Sequence[Name] | None = None
 ) -> Timeline:
-    """Return the timeline with a track per stream; a span there has the link of the call that launched its work.
+    """Return the timeline with a track per stream, and spans that are linked to the call that launched their work.
 
-    The tracks are `streams`, into which spans index, and belong to the process of the timeline's first track. Phase and
-    call are those of the call that launched the work. `names` has the timeline's, and then those that it does not know.
+    `Slices.track` of the spans indexes `streams`, (device, stream) of the process of the timeline's first track. Phase
+    and call of a span are those of the launching call. `names` starts with the timeline's names; None: only these.
     """
     if not len(spans):
         return timeline
@@ -138,18 +135,18 @@ def add_gpu_tracks(
 
 
 def _links(columns: Slices, spans: Slices) -> Int64Array:
-    """Return the link of each span's call, -1 if it has none; a recompute has none on its thread either."""
-    link_of: dict[tuple[int, int], int] = {}
+    """Return the link of each span's call; -1 if there is none, and for a recompute, whose thread span has none."""
+    link_by_call: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero((columns.link >= 0) & (columns.phase <= BACKWARD)).tolist():
-        link_of.setdefault((int(columns.name[row]), int(columns.call[row])), int(columns.link[row]))
+        link_by_call.setdefault((int(columns.name[row]), int(columns.call[row])), int(columns.link[row]))
     keys = zip(spans.name.tolist(), spans.call.tolist(), spans.phase.tolist(), strict=True)
     return np.array(
-        [-1 if phase == RECOMPUTE else link_of.get((name, call), -1) for name, call, phase in keys], np.int64
+        [-1 if phase == RECOMPUTE else link_by_call.get((name, call), -1) for name, call, phase in keys], np.int64
     )
 
 
 def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> Timeline:
-    """Return the timeline with all its times moved; `move` keeps their order."""
+    """Return the timeline with all times moved; `move` must keep their order."""
     slices, marks = timeline.slices, timeline.marks
     args = map_arg(slices.args, Arg.DONE, lambda column: replace(column, values=move(column.values)))
     mark_times = move(np.array([mark.time_ns for mark in marks], np.int64)).tolist()
@@ -163,7 +160,7 @@ def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> 
 
 
 def replace_processes(timeline: Timeline, process_of: Callable[[Process], Process]) -> Timeline:
-    """Return the timeline with another process wherever it names one."""
+    """Return the timeline with every process replaced."""
     return replace(
         timeline,
         tracks=[track._replace(process=process_of(track.process)) for track in timeline.tracks],

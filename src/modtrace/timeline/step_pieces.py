@@ -1,4 +1,4 @@
-"""Begins of the steps of a training, and a long timeline in pieces of whole steps, which take memory one by one."""
+"""Starts of training steps, and long timelines in pieces of whole steps, of which memory holds one at a time."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ _CATEGORIES = {
 }
 
 
-def find_step_begins(timeline: Timeline, start: Int64Array, end: Int64Array) -> Int64Array:
-    """Return when each step begins: where the one before it ended, but for the first step of a training.
+def find_step_starts(timeline: Timeline, start: Int64Array, end: Int64Array) -> Int64Array:
+    """Return the start of each step: the end of the previous one, except for the first step of a training.
 
-    A training begins with a step whose modules had not trained before. That step begins with its first call that has a
-    backward, or with what leads to that: loading data, compiling, and what takes no longer than the rest of the step.
-    It begins after a pause that is as long as all that follows.
+    A training starts with a step whose modules had not trained before. That step starts with its first call that has a
+    backward, or with the work that leads to it: data loading, compiling, and slices no longer than the rest of the
+    step. It starts after a pause that is as long as everything that follows.
     """
-    begins: Int64Array = start.copy()
+    starts: Int64Array = start.copy()
     if timeline.begin_ns is None or timeline.trained is not None:
         items = _Items(timeline)
         for step in items.first_steps(end):
-            begins[step] = items.begin(int(start[step]), int(end[step]))
-    return begins
+            starts[step] = items.first_start(int(start[step]), int(end[step]))
+    return starts
 
 
-def trained_modules(timeline: Timeline, before: int | None = None) -> frozenset[str]:
-    """Return the names of the modules that trained, perhaps before a step: their outermost calls have a backward."""
+def trained_modules(timeline: Timeline, end_step: int | None = None) -> frozenset[str]:
+    """Return the names of modules whose outermost calls (before `end_step`) have a backward."""
     slices, roots = timeline.slices, outermost_calls(timeline)
     trained = roots[backward_starts(timeline, roots) < INT64_MAX]
-    if before is not None:
-        trained = trained[slices.step[trained] < before]
+    if end_step is not None:
+        trained = trained[slices.step[trained] < end_step]
     names = frozenset(timeline.names[name].fqn for name in np.unique(slices.name[trained]).tolist())
     return names | (timeline.trained or frozenset())
 
 
 class _Items:
-    """Slices of the first process, outside of evaluations, with which a step can begin."""
+    """Slices of the first process, outside evaluations, with which a step can start."""
 
     def __init__(self, timeline: Timeline) -> None:
         slices, names = timeline.slices, timeline.names
-        self._timeline, is_own = timeline, first_process_tracks(timeline)[slices.track]
-        of_name = [_CATEGORIES.get(name.category or "", _OTHER) for name in names]
-        category = np.array([*of_name, _OTHER], np.int8)[slices.name]
+        self._timeline, in_process = timeline, first_process_tracks(timeline)[slices.track]
+        name_categories = [_CATEGORIES.get(name.category or "", _OTHER) for name in names]
+        category = np.array([*name_categories, _OTHER], np.int8)[slices.name]
         evaluations = np.flatnonzero(category == _EVALUATION)
         evaluated = union_of(slices.start[evaluations], slices.end[evaluations])
         is_item = (category > _OTHER) | (slices.kind == BACKWARD_PASS)
         is_item[outermost_calls(timeline)] = True
-        rows = np.flatnonzero(is_item & is_own)
+        rows = np.flatnonzero(is_item & in_process)
         rows = rows[~evaluated.contains(slices.start[rows])]
         self._rows = rows[np.argsort(slices.start[rows], kind="stable")]
         self._start, self._end = slices.start[self._rows], slices.end[self._rows]
@@ -81,7 +81,7 @@ class _Items:
         self._fqns, self._fqn = fqns[0], np.where(calls, fqns[1][slices.name[self._rows]], -1)
 
     def first_steps(self, end: Int64Array) -> list[int]:
-        """Return the indices of steps that begin a training, as the first of a whole recording does."""
+        """Return the indexes of the steps that start a training, such as the first one of a recording."""
         trained = np.flatnonzero(self._backward < INT64_MAX)
         step, fqn = np.searchsorted(end, self._backward[trained], side="right"), self._fqn[trained]
         first = np.full(len(self._fqns), len(end))
@@ -96,11 +96,11 @@ class _Items:
         first_steps: list[int] = np.flatnonzero(trains).tolist()
         return first_steps
 
-    def begin(self, low: int, high: int) -> int:
-        """Return when a first step begins that ends at `high`, where the one before it ended at `low`."""
-        within = slice(*np.searchsorted(self._start, (low, high)))
-        start, end, fqn = self._start[within], self._end[within], self._fqn[within]
-        category, backward = self._category[within], self._backward[within]
+    def first_start(self, low: int, high: int) -> int:
+        """Return the start of a training's first step, which ends at `high`; `low` is the end of the step before."""
+        rows = slice(*np.searchsorted(self._start, (low, high)))
+        start, end, fqn = self._start[rows], self._end[rows], self._fqn[rows]
+        category, backward = self._category[rows], self._backward[rows]
         trains = backward < high
         if not trains.any():
             trains = fqn >= 0
@@ -109,43 +109,43 @@ class _Items:
             return low
         trained_start, backward = start[trains], backward[trains]
         busy = union_of(start[category != _USER], end[category != _USER])
-        begin, moment = INT64_MAX, int(trained_start[-1])
-        while moment < begin:
+        first_call, moment = INT64_MAX, int(trained_start[-1])
+        while moment < first_call:
             index = int(np.searchsorted(busy.start, moment, side="right")) - 1
             while index > 0 and busy.start[index] - busy.end[index - 1] <= high - busy.start[index]:
                 index -= 1
-            # A call whose backward is in the step is too, however long its loss takes.
-            begin = int(trained_start[trained_start >= busy.start[index]].min())
-            moment = int(trained_start[backward >= begin].min(initial=begin))
-        since = 2 * begin - high
-        takes_long = (category >= _LOADING) & (end >= since)
-        leads = (start < begin) & ((start >= since) | takes_long) & ~np.isin(fqn, fqn[trains])
+            # A call whose backward is in the step belongs to it, however long its loss takes.
+            first_call = int(trained_start[trained_start >= busy.start[index]].min())
+            moment = int(trained_start[backward >= first_call].min(initial=first_call))
+        since = 2 * first_call - high
+        is_long = (category >= _LOADING) & (end >= since)
+        leads = (start < first_call) & ((start >= since) | is_long) & ~np.isin(fqn, fqn[trains])
         leads &= (end <= high) | (category == _OPTIMIZER)
-        return int(start[leads].min(initial=begin))
+        return int(start[leads].min(initial=first_call))
 
 
 def backward_starts(timeline: Timeline, calls: Int64Array) -> Int64Array:
-    """Return when the backward of each call begins; the largest number if it has none."""
+    """Return the start of the backward of each call; INT64_MAX if it has none."""
     slices = timeline.slices
     rows = slices.block_of(MODULE)
     backward = np.flatnonzero((slices.phase[rows] == BACKWARD) & (slices.link[rows] >= 0))
-    link, place = number_values(slices.link[backward])
-    starts, of_call = np.full(len(link) + 1, INT64_MAX), slices.link[calls]
-    np.minimum.at(starts, place, slices.start[backward])
-    return np.where(np.isin(of_call, link), starts[np.searchsorted(link, of_call)], INT64_MAX)
+    link, link_index = number_values(slices.link[backward])
+    starts, call_link = np.full(len(link) + 1, INT64_MAX), slices.link[calls]
+    np.minimum.at(starts, link_index, slices.start[backward])
+    return np.where(np.isin(call_link, link), starts[np.searchsorted(link, call_link)], INT64_MAX)
 
 
 _time = attrgetter("time_ns")
 
 PIECE_SPANS = 1 << 17
-"""Spans of modules in a piece, at least; a timeline with fewer than four times as many is one piece."""
+"""Minimum number of module spans in a piece; a timeline with fewer than four times as many is one piece."""
 
 
 def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
-    """Yield the timeline of one process in pieces that begin where a step ended, in order; perhaps a single one.
+    """Yield the timeline of one process in pieces, one or more, that start at ends of steps.
 
-    Nothing but ranges is in two pieces, and a call is in that of its backward. The stats and the metadata of each piece
-    are those of all.
+    Only ranges can be in two pieces, and a call is in the piece of its backward. Each piece has the stats and metadata
+    of the whole timeline.
     """
     cuts, columns = _find_cuts(timeline), timeline.columns
     trained = timeline.trained or frozenset()
@@ -153,17 +153,17 @@ def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
         yield timeline
         return
     slices = timeline.slices
-    others = keep_rows(timeline, np.flatnonzero(slices.kind != MODULE), cut_links=False)
+    without_modules = keep_rows(timeline, np.flatnonzero(slices.kind != MODULE), cut_links=False)
     metadata, marks = dict(timeline.metadata), timeline.marks
-    if Arg.FLOPS in columns.args:  # perhaps not in each piece
+    if Arg.FLOPS in columns.args:  # a piece may have none
         metadata.setdefault(COUNTED, {})
     bounds = [(0, INT64_MIN), *cuts, (len(columns), INT64_MAX)]
     for (first, since), (last, until) in itertools.pairwise(bounds):
-        rows = others.slices
+        rows = without_modules.slices
         inside = (rows.start >= since) & (rows.start < until)
         inside |= (rows.kind == RANGE) & (rows.start < until) & (rows.end > since)
         piece = replace(
-            keep_rows(others, np.flatnonzero(inside), cut_links=False),
+            keep_rows(without_modules, np.flatnonzero(inside), cut_links=False),
             metadata=metadata,
             marks=marks[bisect_right(marks, since, key=_time) : bisect_right(marks, until, key=_time)],
             counters=[samples_between(counter, since, until) for counter in timeline.counters],
@@ -178,7 +178,7 @@ def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
 
 
 def _find_cuts(timeline: Timeline) -> list[tuple[int, int]]:
-    """Return the first span of each piece but the first one, and when the step before it ended."""
+    """Return (first span, end of the previous step) of each piece after the first."""
     columns, slices = timeline.columns, timeline.slices
     if len(columns) < 4 * PIECE_SPANS or len({track.process for track in timeline.tracks}) > 1:
         return []
@@ -190,7 +190,7 @@ def _find_cuts(timeline: Timeline) -> list[tuple[int, int]]:
     for start, end in ((columns.start, columns.end), (others.start, others.end), _calls_with_backward(columns)):
         is_cut &= np.searchsorted(np.sort(start), moments) == np.searchsorted(np.sort(end), moments)
     row, moments, number = row[is_cut], moments[is_cut], number[is_cut]
-    # The first span says which step it is; the loss before a backward pass is after what ran before.
+    # The first span must have the step's number, and no backward pass may start between the cut and this span.
     is_first = columns.complete[row] & (columns.step[row] == number) & (columns.phase[row] == FORWARD)
     passes = np.sort(others.start[others.kind == BACKWARD_PASS])
     is_first &= np.searchsorted(passes, moments) == np.searchsorted(passes, columns.start[row])
@@ -203,14 +203,14 @@ def _find_cuts(timeline: Timeline) -> list[tuple[int, int]]:
 
 
 def _calls_with_backward(columns: Slices) -> tuple[Int64Array, Int64Array]:
-    """Return when outermost calls begin and the last spans of their backward do."""
+    """Return the starts of outermost calls, and the starts of the last spans of their backward."""
     calls = np.flatnonzero((columns.parent < 0) & (columns.phase != BACKWARD) & (columns.link >= 0))
     link, first = np.unique(columns.link[calls], return_index=True)
     start = columns.start[calls[first]]
     backward = np.flatnonzero((columns.phase == BACKWARD) & (columns.link >= 0))
-    place = np.minimum(np.searchsorted(link, columns.link[backward]), max(len(link) - 1, 0))
-    until = start.copy()
+    index = np.minimum(np.searchsorted(link, columns.link[backward]), max(len(link) - 1, 0))
+    last_start = start.copy()
     if len(link):
-        is_found = link[place] == columns.link[backward]
-        np.maximum.at(until, place[is_found], columns.start[backward[is_found]])
-    return start, until
+        has_call = link[index] == columns.link[backward]
+        np.maximum.at(last_start, index[has_call], columns.start[backward[has_call]])
+    return start, last_start

@@ -1,4 +1,4 @@
-"""The data of a timeline: the slices of one recording, the sequence of its spans, and what is known about it."""
+"""The data of a timeline: the slices of one recording, the sequence of its spans, and its metadata."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _Row_co = TypeVar("_Row_co", covariant=True)
 
 
 class LazyRows(Sequence[_Row_co]):
-    """Columns of which a record is made when it is asked for, so a million are cheap to hold."""
+    """Columns whose records are created on access, so a million rows need little memory."""
 
     _CHUNK = 1 << 14
 
     def take(self, rows: AnyArray | slice) -> Self:
-        """Return some of the rows: those of these indices, of a mask or a slice."""
+        """Return the rows at the indexes, or selected by a mask or a slice."""
         raise NotImplementedError
 
     def _make(self, rows: slice) -> Iterator[_Row_co]:
@@ -61,23 +61,23 @@ class LazyRows(Sequence[_Row_co]):
 
 
 class Span(NamedTuple):
-    """One call of a module in one phase, from when to when.
+    """One call of a module in one phase, with its start and end.
 
-    A call whose backward is interleaved with another's has several backward spans.
+    A call whose backward is interleaved with that of another call has several backward spans.
 
     Attributes:
-        name: the path below the nearest called ancestor and the class (`h.0: Block`); the class alone for a root.
+        name: the path below the nearest called ancestor and the class (`h.0: Block`); only the class for a root.
         fqn: the module's fully qualified name (`GPT.transformer.h.0`).
         module_class: the name of the module's class (`Block`).
         phase: "forward", "backward" or "recompute" (a forward that a checkpoint runs again).
-        start_ns: when it began, integer nanoseconds since the Unix epoch.
-        end_ns: when it ended, integer nanoseconds since the Unix epoch; never less than `start_ns`.
-        depth: how many spans are around it on its track.
-        track: the name of the track that it lies on (`forward · MainThread`).
-        call: which call of this module it is, from 0; the same for forward, backward and recompute of one call.
-        step: how many training steps had ended when it began.
-        complete: False where its enter or exit was overwritten or never came; its times are then the known part.
-        process: the process it belongs to; a rank or a worker of a `DataLoader` is one of its own.
+        start_ns: start in integer nanoseconds since the Unix epoch.
+        end_ns: end in integer nanoseconds since the Unix epoch; never less than `start_ns`.
+        depth: number of spans around it on its track.
+        track: name of its track (`forward · MainThread`).
+        call: number of the module's call, from 0; equal for forward, backward and recompute of one call.
+        step: number of training steps that had ended at its start.
+        complete: False if its enter or exit was overwritten or never came; its times are then the known part.
+        process: the process that it belongs to; each rank and each worker of a `DataLoader` is a process.
 
     Examples:
         >>> [span for span in timeline.spans if span.phase == "backward" and span.duration_ns > 1_000_000]
@@ -98,12 +98,12 @@ class Span(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """The duration, in nanoseconds."""
+        """The duration in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
 class Spans(LazyRows[Span]):
-    """The spans of a timeline in start order; a `Span` is made when it is asked for, so a million are cheap to hold."""
+    """The spans of a timeline in start order; each `Span` is created on access, so a million need little memory."""
 
     def __init__(
         self, columns: Slices, names: Sequence[Name], tracks: Sequence[str], processes: Sequence[Process]
@@ -117,7 +117,7 @@ class Spans(LazyRows[Span]):
         return len(self._columns)
 
     def take(self, rows: AnyArray | slice) -> Spans:
-        """Return some of the spans, as `Slices.take` does."""
+        """Return the spans in `rows`, see `Slices.take`."""
         return Spans(self._columns.take(rows), self._names, self._tracks, self._processes)
 
     def to_frame(self) -> Any:
@@ -150,13 +150,13 @@ class Spans(LazyRows[Span]):
         rows_of_columns = zip(*(column[rows].tolist() for column in columns), strict=True)
         for name, phase, start_ns, end_ns, depth, track, call, step, complete in rows_of_columns:
             label, fqn, module_class = self._names[name]
-            of_call = call, step, complete, self._processes[track]
-            yield Span(label, fqn, module_class, PHASES[phase], start_ns, end_ns, depth, self._tracks[track], *of_call)
+            last_fields = self._tracks[track], call, step, complete, self._processes[track]
+            yield Span(label, fqn, module_class, PHASES[phase], start_ns, end_ns, depth, *last_fields)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The slices of one recording, and what is known about it; `modtrace.Timeline` says what each field is."""
+    """The slices of one recording, and its metadata; `modtrace.Timeline` documents the fields."""
 
     slices: Slices
     names: Sequence[Name] = ()
@@ -178,12 +178,12 @@ class Timeline:
 
     @property
     def span_args(self) -> dict[int, dict[str, int | str]]:
-        """The args of slices by index of the slice; see `modtrace.timeline.slices.Arg`."""
+        """The args of slices, by name, by index of the slice: values that only some slices have, such as `flops`."""
         return args_by_row(self.slices.args)
 
     @cached_property
     def step_ends(self) -> Int64Array:
-        """int64[n], Unix nanoseconds, ascending: when training steps ended, as marks say it."""
+        """int64[n], ascending: the ends of training steps by their marks, Unix nanoseconds."""
         return np.array([mark.time_ns for mark in self.marks if mark.ends_step], np.int64)
 
     @cached_property
@@ -193,7 +193,7 @@ class Timeline:
 
     @cached_property
     def backward_passes(self) -> Sequence[BackwardPass]:
-        """The whole backward passes, in the order of their begins."""
+        """The backward passes, each from its call to its return, in the order of their starts."""
         rows = self.slices.take(self.slices.block_of(BACKWARD_PASS))
         columns = (rows.start.tolist(), rows.end.tolist(), rows.track.tolist(), rows.complete.tolist())
         return [
@@ -203,14 +203,14 @@ class Timeline:
 
     @cached_property
     def ranges(self) -> Sequence[Range]:
-        """The named ranges of threads, beside modules, in the order of their begins."""
+        """The named ranges of threads other than modules, in the order of their starts."""
         rows = self.slices.take(self.slices.block_of(RANGE))
         columns = (rows.name, rows.start, rows.end, rows.depth, rows.track, rows.step, rows.complete)
         track_names, ranges = self.track_names, []
-        for index, start, end, depth, on, step, complete in zip(*(c.tolist() for c in columns), strict=True):
-            name, track = self.names[index], self.tracks[on]
-            where = track_names[on], track.thread, track.process
-            ranges.append(Range(name.label, name.category or "", start, end, depth, *where, step, complete))
+        for index, start, end, depth, track_index, step, complete in zip(*(c.tolist() for c in columns), strict=True):
+            name, track = self.names[index], self.tracks[track_index]
+            track_fields = track_names[track_index], track.thread, track.process
+            ranges.append(Range(name.label, name.category or "", start, end, depth, *track_fields, step, complete))
         return ranges
 
     @property
@@ -220,7 +220,7 @@ class Timeline:
 
     @property
     def track_names(self) -> list[str]:
-        """One name per track; the thread's id is added where two threads of a process have the same name."""
+        """One name per track; the thread's id is added if two threads of a process have the same name."""
         count = Counter((track.process, track.name) for track in self.tracks)
         return [
             track.name if count[track.process, track.name] == 1 else f"{track.name} {track.tid}"
@@ -228,7 +228,7 @@ class Timeline:
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the fields alone: what was computed of them is computed again."""
+        """Return only the fields for pickling; computed values are computed again."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A ring's events → a timeline: pair, nest, attribute the nodes to calls, cut backward spans, convert the clock.
+"""A ring's events → a timeline: pair, nest, attribute nodes to calls, cut backward spans, convert the clock.
 
-`RingAnalysis` computes each of these at most once per look at a ring.
+`RingAnalysis` computes each of these steps at most once.
 """

@@ -1,4 +1,4 @@
-"""The names, texts and threads of a ring by the numbers that its events have."""
+"""The names, texts and threads of a ring by their numbers in its events."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..metadata import GRAPH, fit
 
 
 class NameLookup:
-    """The name table by id. An id that was given out and not noted, as after an interrupt, has a stand-in.
+    """The name table by id. An id without a record, such as after an interrupt, gets a placeholder.
 
     Args:
-        records: the records of the table, as `read_ring` returns them: an id that an event uses has one.
+        records: the records of the table, as returned by `read_ring`.
 
     Attributes:
-        names: of modules.
-        texts: of marks, counters, shapes and collectives.
-        threads: (name, tid).
-        torch_threads: int64, torch's number of each thread, or -1.
+        names: the names of modules.
+        texts: the texts of marks, counters, shapes and collectives.
+        threads: (name, tid) of each thread.
+        torch_threads: int64, torch's number of each thread; -1 if unknown.
         groups: the process groups, by name.
-        compiled: the modules inside of what torch.compile compiled, as a text, by the id of the name.
-        graphs: what torch.compile made of them, by the fully qualified name.
-        unknown: why kernels inside of them have no modules, by the id of the name.
+        compiled: the modules inside a compiled module, as a text, by the id of its name.
+        graphs: the graphs that torch.compile made, by the fully qualified name of the compiled module.
+        unknown: the reason why kernels inside a compiled module have no modules, by the id of its name.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -48,11 +48,10 @@ class NameLookup:
         self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
         self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]
         self.threads = [threads.get(number, (f"thread #{number}", number)) for number in _ids(threads)]
-        reasons = {name: why_unknown(of_name.values()) for name, of_name in graphs.items()}
+        reasons = {name: why_unknown(name_graphs.values()) for name, name_graphs in graphs.items()}
         self.unknown = {name: reason for name, reason in reasons.items() if reason}
-        self.graphs = {
-            self.names[name].fqn: [*of_name.values()] for name, of_name in graphs.items() if name < len(self.names)
-        }
+        named_graphs = [(name, [*by_key.values()]) for name, by_key in graphs.items() if name < len(self.names)]
+        self.graphs = {self.names[name].fqn: records for name, records in named_graphs}
         self.torch_threads = np.array([torch_threads.get(number, -1) for number in _ids(threads)], np.int64)
 
 

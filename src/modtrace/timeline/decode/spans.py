@@ -1,7 +1,7 @@
-"""Intervals → one row per span, each at its depth on its track; backward spans are cut from runs of nodes.
+"""Intervals → one row per span with its depth and track; backward spans are cut from runs of nodes.
 
-Neighbouring nodes of one thread share the spans of the calls that they have in common. A call whose nodes are
-interleaved with another's has several spans. So backward spans are nested by construction.
+Consecutive nodes of a thread share the spans of their common calls. A call whose nodes are interleaved with those of
+another call has several spans, so backward spans are nested by construction.
 """
 
 from bisect import bisect_right
@@ -18,14 +18,14 @@ from .intervals import Intervals
 class BackwardSpans(NamedTuple):
     """Backward spans; int64 arrays of equal length."""
 
-    first_node: Int64Array  # index of the interval of the node it begins with
-    last_node: Int64Array  # index of the interval of the node it ends with
-    call: Int64Array  # index of the interval of the call it belongs to
-    level: Int64Array  # how many calls of the same call path are around it
+    first_node: Int64Array  # index of the interval of its first node
+    last_node: Int64Array  # index of the interval of its last node
+    call: Int64Array  # index of the interval of its call
+    level: Int64Array  # number of calls around it in the same call path
 
 
 def call_path_lengths(intervals: Intervals) -> Int64Array:
-    """Return for each call the length of its call path: itself and the calls around it, up to the next node."""
+    """Return the length of each call's path: the call and the calls around it, up to the next node."""
     length = np.zeros(len(intervals), np.int64)
     for level in intervals.levels:
         calls = level[~intervals.is_node[level]]
@@ -36,26 +36,26 @@ def call_path_lengths(intervals: Intervals) -> Int64Array:
 
 def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Array) -> BackwardSpans:
     """Cut the runs of nodes into spans of the calls that they belong to."""
-    # Intervals are in the order of their starts, and so are those in one.
+    # Siblings stay in the order of their starts.
     siblings = np.lexsort((intervals.parent, intervals.thread))
-    place = np.flatnonzero(intervals.is_node[siblings])
-    nodes: Int64Array = siblings[place]
-    # Consecutive nodes of one backward pass that have no other event between them share what their calls share.
-    adjacent = np.diff(place) == 1
+    index = np.flatnonzero(intervals.is_node[siblings])
+    nodes: Int64Array = siblings[index]
+    # Consecutive nodes of one backward pass without another interval between them share the spans of common calls.
+    adjacent = np.diff(index) == 1
     for column in (intervals.thread, intervals.parent, intervals.backward_pass):
         adjacent &= column[nodes[:-1]] == column[nodes[1:]]
     node_call = call[nodes]
     path_length = np.where(node_call >= 0, length[node_call], 0)
     shared = np.zeros(len(nodes) + 1, np.int64)
     shared[1:-1] = np.where(adjacent, _shared_lengths(intervals, node_call, length), 0)
-    # The levels that start and end at a node run from those that it shares with its neighbour to its path's length.
+    # The levels that start (or end) at a node run from the levels shared with its neighbour to its path's length.
     level, first = expand_ranges(shared[:-1], path_length)
     last_level, last = expand_ranges(shared[1:], path_length)
     span_call, inner_levels = node_call[first], path_length[first] - 1 - level
     while len(outer := np.flatnonzero(inner_levels)):
         span_call[outer] = intervals.parent[span_call[outer]]
         inner_levels[outer] -= 1
-    # On one level starts and ends alternate, so the n-th of one belongs to the n-th of the other.
+    # On one level starts and ends alternate, so the n-th start belongs to the n-th end.
     by_start, by_end = order_in_groups(level << 32 | first, 32), order_in_groups(last_level << 32 | last, 32)
     return BackwardSpans(
         first_node=nodes[first[by_start]],
@@ -66,7 +66,7 @@ def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Arra
 
 
 def _shared_lengths(intervals: Intervals, node_call: Int64Array, length: Int64Array) -> Int64Array:
-    """Return how many calls the call paths of consecutive nodes have in common, from the outermost on."""
+    """Return the number of outer calls that the call paths of consecutive nodes have in common."""
     left, right = node_call[:-1].copy(), node_call[1:].copy()
     while len(pair := np.flatnonzero((left >= 0) & (right >= 0) & (left != right))):
         surplus = length[left[pair]] - length[right[pair]]
@@ -81,7 +81,7 @@ SpanRows = dict[str, AnyArray]
 
 
 def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array) -> SpanRows:
-    """Return the spans of calls and of backward in start order; `original` is what each call is or repeats."""
+    """Return the spans of calls and of backward in start order; `original` is the result of `forward_of_recompute`."""
     length = call_path_lengths(intervals)
     outermost = _without_inner_nodes(intervals, call)
     backward = cut_backward_spans(intervals, outermost, length)
@@ -117,9 +117,9 @@ def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array
 
 
 def _without_inner_nodes(intervals: Intervals, call: Int64Array) -> Int64Array:
-    """Return `call` without the nodes that another node of their pass and call runs as a part of itself.
+    """Return `call` with -1 for nodes that run inside another node of the same pass and call.
 
-    An in-place operation on a view makes such a node: it holds the operation's own.
+    An in-place operation on a view makes such an outer node around the operation's node.
     """
     parent = intervals.parent
     is_inner = intervals.is_node & (parent >= 0) & intervals.is_node[parent]
@@ -128,7 +128,7 @@ def _without_inner_nodes(intervals: Intervals, call: Int64Array) -> Int64Array:
 
 
 def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) -> Int64Array:
-    """Return for each interval the depth on the backward track at which it starts."""
+    """Return the depth on the backward track at which each interval starts."""
     inner = np.zeros(len(intervals), np.int64)
     outer = np.zeros(len(intervals), np.int64)
     in_backward = intervals.in_backward
@@ -141,21 +141,21 @@ def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) ->
 
 
 def number_tracks(key: AnyArray, numbers: Numbering[int]) -> Int64Array:
-    """Return the number of each span's track: of twice its thread, plus one if backward. New ones get the next."""
-    used = np.flatnonzero(np.bincount(key))
-    number = np.zeros(int(used.max(initial=-1)) + 1, np.int64)
-    number[used] = [numbers[thread_key] for thread_key in used.tolist()]
+    """Return the number of each track key (twice the thread, plus one if backward); new keys get the next numbers."""
+    keys = np.flatnonzero(np.bincount(key))
+    number = np.zeros(int(keys.max(initial=-1)) + 1, np.int64)
+    number[keys] = [numbers[track_key] for track_key in keys.tolist()]
     return number[key]
 
 
 def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:
-    """Return for each call the forward call that it is or repeats; itself if nothing is known to be repeated.
+    """Return the forward call that each call repeats; the call itself if it repeats none.
 
-    A recomputation begins inside a node, and can be several calls in a row. With the non-reentrant kind of checkpoint
-    the node belongs to the last call that is repeated, or to one inside it. With the reentrant kind the node belongs to
-    the call that asked for the checkpoint. Then the latest calls of that name in there are repeated that were not yet,
-    else those before it in the call around it. If all were repeated, as with `retain_graph=True`, it is the latest
-    again. What is called inside them repeats its namesakes, in order.
+    A recomputation starts inside a node, and can be several calls in a row. With a non-reentrant checkpoint the node
+    belongs to the last call that is repeated, or to a call inside it. With a reentrant checkpoint the node belongs to
+    the call that used the checkpoint. Then the latest calls of that name inside it that were not repeated yet are
+    repeated; if there are none, those before it in the call around it. If all were repeated (`retain_graph=True`), the
+    latest are repeated again. Inner calls repeat calls of the same name, in order.
     """
     original = np.arange(len(intervals), dtype=np.int64)
     recompute = intervals.is_recompute
@@ -185,7 +185,7 @@ def _match_roots(
         if name not in namesakes:
             left, right = np.searchsorted(names, [name, name + 1])
             namesakes[name] = _Namesakes(forward[left:right].tolist(), start)
-        last = asked_by = int(call[node]) if node >= 0 else -1
+        last = scope = int(call[node]) if node >= 0 else -1
         while last >= 0 and (intervals.is_node[last] or intervals.name[last] != name):
             last = int(parent[last])
         if last >= 0:
@@ -193,18 +193,18 @@ def _match_roots(
             repeated = [candidate for candidate in repeated if parent[candidate] == parent[last]]
         else:
             first = int(start[rerun[0]])
-            before = first if asked_by < 0 else min(first, int(end[asked_by]))
-            while not (repeated := namesakes[name].take(asked_by, before, len(rerun))) and asked_by >= 0:
-                before = int(start[asked_by])
-                asked_by = int(parent[asked_by])
+            limit = first if scope < 0 else min(first, int(end[scope]))
+            while not (repeated := namesakes[name].take(scope, limit, len(rerun))) and scope >= 0:
+                limit = int(start[scope])
+                scope = int(parent[scope])
             repeated = repeated or namesakes[name].until(first, len(rerun))
-        # Where fewer are known than ran again, the last ones are.
+        # If fewer forward calls are known than ran again, they are the last ones.
         for root, candidate in zip(reversed(rerun), repeated, strict=False):
             original[root] = original[candidate]
 
 
 def _runs(intervals: Intervals, roots: Int64Array) -> list[list[int]]:
-    """Return the calls of one name that a node makes until nodes run inside it: by their first one, in order."""
+    """Return lists of calls of one name that a node makes without running nodes in between; ordered by first call."""
     roots = roots[np.argsort(intervals.start_position[roots], kind="stable")]
     order = intervals.sort_keys(intervals.parent, intervals.start_position)
     nodes_before = np.searchsorted(np.sort(order[intervals.is_node]), order[roots])
@@ -216,38 +216,38 @@ def _runs(intervals: Intervals, roots: Int64Array) -> list[list[int]]:
 
 
 class _Namesakes:
-    """The forward calls of one name, in order; asked for at later and later positions."""
+    """The forward calls of one name, in order; the positions of queries must ascend."""
 
     def __init__(self, calls: list[int], start: Int64Array) -> None:
         self._calls = calls
         self._start = start
-        self._begun = 0
+        self._started_count = 0
         self._not_repeated: list[int] = []
 
     def until(self, position: int, count: int) -> list[int]:
-        """Return the latest calls that began up to there, at most `count`, the latest first."""
+        """Return the latest calls that started up to a position, at most `count`, latest first."""
         end = bisect_right(self._calls, position, key=self._start.__getitem__)
         return self._calls[max(end - count, 0) : end][::-1]
 
-    def take(self, scope: int, before: int, count: int) -> list[int]:
-        """Return the latest calls inside `scope` (-1: anywhere) that began `before`, the latest first, only once."""
-        waiting, start = self._not_repeated, self._start
-        while self._begun < len(self._calls) and start[self._calls[self._begun]] < before:
-            waiting.append(self._calls[self._begun])
-            self._begun += 1
-        end = len(waiting)
-        while end and start[waiting[end - 1]] >= before:
-            end -= 1
-        begin = end
-        while begin and end - begin < count and (scope < 0 or start[waiting[begin - 1]] > start[scope]):
-            begin -= 1
-        taken = waiting[begin:end]
-        del waiting[begin:end]
-        return taken[::-1]
+    def take(self, scope: int, limit: int, count: int) -> list[int]:
+        """Remove and return the latest calls in `scope` (-1: anywhere) that started before `limit`, latest first."""
+        candidates, start = self._not_repeated, self._start
+        while self._started_count < len(self._calls) and start[self._calls[self._started_count]] < limit:
+            candidates.append(self._calls[self._started_count])
+            self._started_count += 1
+        last = len(candidates)
+        while last and start[candidates[last - 1]] >= limit:
+            last -= 1
+        first = last
+        while first and last - first < count and (scope < 0 or start[candidates[first - 1]] > start[scope]):
+            first -= 1
+        calls = candidates[first:last]
+        del candidates[first:last]
+        return calls[::-1]
 
 
 def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, original: Int64Array) -> None:
-    """Pair the n-th call of a name in a recomputation with the n-th in what it repeats; changes `original`."""
+    """Fill in `original` for inner calls: the n-th call of a name repeats the n-th one in the repeated call."""
     start, end, name = intervals.start_position, intervals.end_position, intervals.name
     inner = np.flatnonzero((root >= 0) & (root != np.arange(len(intervals))))
     inner = inner[original[root[inner]] != root[inner]]

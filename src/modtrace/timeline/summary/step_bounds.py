@@ -31,7 +31,7 @@ from .. import select
 from ..contents import FIRST_CALLED, Name
 from ..nesting import shift_apart
 from ..slices import BACKWARD, BACKWARD_PASS, MODULE, RANGE
-from ..step_pieces import find_step_begins, trained_modules
+from ..step_pieces import find_step_starts, trained_modules
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -132,7 +132,7 @@ class StepBounds(NamedTuple):
     """The start and end of each step: columns of equal length, in start order."""
 
     number: Int64Array  # int64[n], the step's number, from 0
-    # int64[n], Unix nanoseconds. If marks end steps: the end of the step before, but see `find_step_begins`.
+    # int64[n], Unix nanoseconds. If marks end steps: the end of the step before, but see `find_step_starts`.
     start: Int64Array
     end: Int64Array  # int64[n], Unix nanoseconds
     whole: BoolArray  # bool[n], False if the step's beginning was overwritten, or its end is unknown
@@ -258,7 +258,7 @@ def _trains(timeline: Timeline) -> bool:
 def _marked_steps(timeline: Timeline) -> StepBounds:
     """Return the steps that marks end; without marks, the whole timeline is one step.
 
-    `find_step_begins` finds the start of the first step, except in a selection of steps (`Timeline.begin_ns`). A last
+    `find_step_starts` finds the start of the first step, except in a selection of steps (`Timeline.begin_ns`). A last
     step without a mark ends with its last span or range. A step in which no span starts is left out.
     """
     columns = timeline.columns
@@ -282,7 +282,7 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     number = first_step + np.arange(len(whole), dtype=np.int64)
     used = np.flatnonzero(np.diff(np.searchsorted(starts, marks), prepend=0, append=len(starts)))
     start, end, whole = edges[:-1][used], edges[1:][used], whole[used]
-    start = np.where(whole, find_step_begins(timeline, start, end), start)
+    start = np.where(whole, find_step_starts(timeline, start, end), start)
     return StepBounds.of_process(number[used], start, end, whole)
 
 
