@@ -180,8 +180,8 @@ def test_the_commands_run_on_dasks_workers(run: Path, cluster: Cluster, tmp_path
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("ray:auto", "'ray:auto' is not as in dask:tcp://HOST:PORT"),
-        ("dask:", "'dask:' is not as in dask:tcp://HOST:PORT"),
+        ("ray:auto", "'ray:auto' is not of the form dask:tcp://HOST:PORT"),
+        ("dask:", "'dask:' is not of the form dask:tcp://HOST:PORT"),
     ],
 )
 def test_an_address_that_is_none_is_refused(run: Path, address: str, said: str) -> None:
@@ -210,4 +210,4 @@ def test_a_web_server_is_not_taken_for_a_scheduler(run: Path) -> None:
         answers.join()
 
     assert done.exit_code == 1
-    assert "no scheduler of Dask answers" in done.output
+    assert "no Dask scheduler answers" in done.output

@@ -379,7 +379,7 @@ def test_a_script_without_torch(tmp_path: Path) -> None:
     ("arguments", "code", "fault"),
     [
         (["absent.py"], 2, "modtrace: There is no script 'absent.py'."),
-        (["sh"], 2, f"modtrace: {shutil.which('sh')} is no script for Python."),
+        (["sh"], 2, f"modtrace: {shutil.which('sh')} is not a Python script."),
         (["-m", "package"], 2, "modtrace: No module named 'package.__main__'."),
         (["-m", "absent"], 2, "modtrace: No module named 'absent'."),
         (["-m", "absent.part"], 2, "modtrace: No module named 'absent'."),

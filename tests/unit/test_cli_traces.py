@@ -184,7 +184,7 @@ def test_convert_keeps_every_span_in_every_format(trace: Path, suffix: str) -> N
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (["--window", "5"], "'5' is not A:B, two numbers of which one may be missing."),
+        (["--window", "5"], "'5' is not A:B, two numbers, one of which may be missing."),
         (["--window", "a:b"], "'a:b' is not A:B"),
         (["--window", "nan:"], "'nan:' is not A:B"),
         (["--steps", "1.5:2"], "'1.5:2' is not A:B"),
@@ -255,7 +255,7 @@ def test_summary_by_step_refuses_what_is_about_modules(trace: Path, option: tupl
     result = invoke("summary", trace, "--by", "step", *option)
 
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "are about modules; leave out --by step." in result.stderr
+    assert "apply to modules; leave out --by step." in result.stderr
 
 
 def test_summary_of_some_steps_some_modules_and_some_levels(trace: Path) -> None:
@@ -435,4 +435,4 @@ def test_summary_by_step_refuses_tables_of_modules(trace: Path, option: str) -> 
     result = invoke("summary", trace, "--by", "step", option)
 
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "--memory and --flops are about modules; leave out --by step." in result.stderr
+    assert "--memory and --flops apply to modules; leave out --by step." in result.stderr

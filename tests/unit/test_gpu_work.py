@@ -129,4 +129,4 @@ def test_to_sort_by_gpu_time_says_that_a_profile_has_none(tmp_path: Path, suffix
     result = CliRunner().invoke(group, ["summary", str(path), "--sort", "gpu"])
 
     assert result.exit_code == 2
-    assert result.stderr.endswith(f"{path} has no GPU times; the profile in it has no work of a GPU.\n")
+    assert result.stderr.endswith(f"{path} has no GPU times; its profile has no GPU work.\n")

@@ -307,9 +307,9 @@ def test_many_processes_take_a_megabyte_a_step(
     assert tuple(sum(one["role"] == role for one in kept) for role in ("rollout", "trainer")) == ranks
     rollouts = [one.get("levels") for one in kept if one["role"] == "rollout"]
     assert rollouts == [levels] * len(rollouts)
-    few = f"{ranks[0]} rollouts with {levels} level{'s' * (levels != 1)} of modules, so that a step takes 1 MB at most"
+    few = f"{ranks[0]} rollouts with {levels} level{'s' * (levels != 1)} of modules, to limit a step to 1 MB"
     assert (few in said) == bool(levels)
-    assert (f"{others} ranks left out, so that a step takes 1 MB at most; --ranks takes others" in said) == bool(others)
+    assert (f"{others} ranks left out, to limit a step to 1 MB; --ranks selects others" in said) == bool(others)
 
 
 def test_ranks_that_do_not_fit_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

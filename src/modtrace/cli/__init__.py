@@ -1,4 +1,4 @@
-"""The command line: `commands` has a file per subcommand, the modules beside it what they share."""
+"""The command line: `commands` has one file per subcommand, the other modules are shared by them."""
 
 import errno
 import os
@@ -10,14 +10,14 @@ from .group import ScriptError, group
 __all__ = ["main"]
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
-"""Errors of standard output alone: those of files that we write are `WriteError`."""
+"""Error numbers of a failed write to standard output; failed writes of files raise `WriteError`."""
 
 
 def main() -> None:
     """Run the `modtrace` command.
 
-    Our own errors are one line on stderr and exit code 1; wrong usage is exit code 2. What a script under
-    `modtrace run` raises leaves this function unchanged, so that the interpreter ends as it would have without us.
+    An error of modtrace prints one line on stderr and exits with 1; wrong usage exits with 2. An exception of a script
+    under `modtrace run` leaves this function unchanged, so that the interpreter ends as it would without modtrace.
     """
     script_error = _run()
     if script_error is None:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _run() -> ScriptError | None:
-    # A function of its own: raised in an except block, the script's error would get ours as its context.
+    # Separate function: if raised in an except block, the script's error would get `ScriptError` as its context.
     try:
         group(prog_name="modtrace")
     except ScriptError as error:
@@ -41,7 +41,7 @@ def _run() -> ScriptError | None:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        # Buffered output would fail once more when the interpreter ends.
+        # Buffered output would fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(f"modtrace: the output cannot be written: {error.strerror}")
     return None

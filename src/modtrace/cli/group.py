@@ -1,4 +1,4 @@
-"""The group of subcommands, each imported when it is used: `modtrace NAME` is `NAME_command` of `commands/NAME.py`."""
+"""The group of subcommands, each imported on use: `modtrace NAME` is `NAME_command` of `commands/NAME.py`."""
 
 import importlib
 import io
@@ -19,42 +19,42 @@ _SECTIONS: dict[str, dict[str, str]] = {
     },
     "Look": {
         "view": "Open a trace in the browser.",
-        "summary": "Print the time that modules and steps took.",
+        "summary": "Print the times of modules and steps.",
         "convert": "Write a trace in another format.",
         "check": "Find faults that viewers hide.",
         "report": "Pack a trace for a bug report.",
     },
     "Compare": {
-        "diff": "Say which modules became slower or faster.",
+        "diff": "List modules that became slower or faster.",
         "merge": "Add module tracks to a torch.profiler trace.",
     },
     "Jobs": {
-        "where": "Say which modules each process is in.",
-        "top": "Show what a running job does now.",
-        "watch": "Keep the steps around what is slow.",
+        "where": "Show which modules each process is in.",
+        "top": "Show the current work of a running job.",
+        "watch": "Save the steps around slow moments.",
         "ranks": "Put all ranks of a job on one timeline.",
     },
     "Agents": {
         "mcp": "Answer an agent's questions about recordings.",
     },
     "Maintenance": {
-        "doctor": "Say what is installed and which engine records.",
+        "doctor": "Show installed versions and the engine that records.",
         "build": "Compile the native engine.",
     },
 }
-"""The commands by what they are for, as `modtrace --help` lists them without importing them."""
+"""The commands by section, for `modtrace --help`, which lists them without importing them."""
 
 
 class ScriptError(BaseException):
-    """A user's script has raised.
+    """The exception of a user's script.
 
-    Not an Exception, so that nothing between the script and `main` handles it as an error of ours.
+    Not an `Exception`, so that no code between the script and `main` handles it as an error of modtrace.
     """
 
     def __init__(self, error: BaseException, traceback: TracebackType | None) -> None:
         super().__init__()
-        self.error = error  # what the script raised
-        self.traceback = traceback  # its traceback, from the script's own first frame on
+        self.error = error  # the exception of the script
+        self.traceback = traceback  # its traceback, starting at the script's first frame
 
 
 class LazyGroup(click.Group):
@@ -72,11 +72,11 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), text) for name, text in section.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a subcommand; None if there is none of that name, and a shell asks how a line may go on."""
+        """Import a subcommand; return None for an unknown name if a shell asks for completions."""
         names = self.list_commands(ctx)
         if cmd_name not in names:
             return None if ctx.resilient_parsing else ctx.fail(f"No such command {cmd_name!r}; try {', '.join(names)}.")
-        # `?` for characters that the output cannot encode; the script of `run` prints to the same stream.
+        # `?` replaces characters that the output cannot encode, except under `run`, whose script prints to this stream.
         if cmd_name != "run" and isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
         module = importlib.import_module(f".commands.{cmd_name}", __package__)
@@ -108,15 +108,15 @@ class LazyGroup(click.Group):
 
 
 def _say_error(message: str) -> None:
-    """Print an error as one line, with line breaks in it as spaces."""
+    """Print an error as one line, with its line breaks replaced by spaces."""
     say(" ".join(message.splitlines()))
 
 
 @click.group("modtrace", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def group() -> None:
-    """Timelines of PyTorch modules: record them, look at them, find out where a run hangs.
+    """Timelines of PyTorch modules: record them, view them, find out where a run hangs.
 
-    Completion of commands, options and files: eval "$(_MODTRACE_COMPLETE=bash_source modtrace)"; for zsh and fish
+    Completion of commands, options and files: eval "$(_MODTRACE_COMPLETE=bash_source modtrace)"; for zsh and fish use
     zsh_source and fish_source.
     """

@@ -61,7 +61,7 @@ def test_it_writes_the_archive(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 2, "Say where to write it: -o bug.zip"),
+        ([], 2, "Give a file to write: -o bug.zip"),
         (["-o", "bug.html"], 2, "A report is a .zip archive; name it bug.zip"),
         (["-o", "absent/bug.zip"], 1, "there is no directory absent"),
     ],

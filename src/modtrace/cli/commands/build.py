@@ -11,8 +11,8 @@ from ..options import echo, show_status
 def build_command(force: bool) -> None:
     """Compile the native engine against the installed torch, into the user's cache folder.
 
-    It needs a C++ compiler, Python's headers, and about 25 seconds. `modtrace run` and `modtrace demo` do it themselves
-    where they can.
+    It needs a C++ compiler, Python's headers, and about 25 seconds. `modtrace run` and `modtrace demo` build the engine
+    themselves if they can.
     """
     check_can_record()
     with show_status("importing torch"):

@@ -1,4 +1,4 @@
-"""`modtrace check`: find what is wrong with a trace."""
+"""`modtrace check`: find faults in a trace."""
 
 import json
 
@@ -10,15 +10,15 @@ from ..options import TextFormat, echo, say, show_reading, text_or_json_option
 
 @click.command("check")
 @click.argument("traces", type=click.Path(), metavar="TRACE...", nargs=-1, required=True)
-@click.option("--strict", is_flag=True, help="Exit with 1 for faults of torch.profiler's own events too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 also for faults in events of torch.profiler.")
 @text_or_json_option
 @click.pass_context
 def check_command(context: click.Context, traces: tuple[str, ...], strict: bool, output_format: TextFormat) -> None:
-    """Check each TRACE: Chrome JSON or Perfetto, plain or gzipped, from modtrace or from anything else.
+    """Check each TRACE: Chrome JSON or Perfetto, plain or gzipped, from modtrace or any other program.
 
-    In a report's .zip the trace inside is checked; a ring file is converted first. Prints what viewers drop, hide or
-    draw wrongly: the first 20 faults of each rule, then a count by rule. Faults of events that torch.profiler wrote are
-    told apart. Exits with 1 if there are others, or a file cannot be read.
+    The trace inside a report's .zip is checked too; a ring file is converted first. Prints events that viewers drop,
+    hide or draw wrongly: the first 20 faults of each rule, then a count by rule. Faults of events that torch.profiler
+    wrote are marked. Exits with 1 if there are other faults, or a file cannot be read.
     """
     from ...checking import check
 

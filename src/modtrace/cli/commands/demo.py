@@ -1,4 +1,4 @@
-"""`modtrace demo`: record the training of a small GPT, for a trace to look at."""
+"""`modtrace demo`: record the training of a small GPT, to get an example trace."""
 
 import click
 
@@ -12,7 +12,7 @@ STEPS = 20
 
 @click.command("demo")
 @value_option("-o --output", click.Path(), "OUT", "Trace to write; the suffix picks the format.", "demo.json")
-@value_option("--engine", click.Choice(ENGINES), None, "Which engine records.", "auto")
+@value_option("--engine", click.Choice(ENGINES), None, "The engine that records.", "auto")
 def demo_command(output: str, engine: EngineName) -> None:
     """Train a small GPT on its own source for 20 steps, and record it."""
     from ...write import check_writable
@@ -31,7 +31,7 @@ def demo_command(output: str, engine: EngineName) -> None:
 
     build_if_missing(engine, say)
     torch.manual_seed(0)
-    # One thread: at this size several mostly wait for each other.
+    # One thread: for a model this small, several would mostly wait for each other.
     torch.set_num_threads(1)
     model = GPT()
     optimizer, data = make_optimizer(model), batches()

@@ -1,4 +1,4 @@
-"""`modtrace diff`: what changed between two sets of recordings, and whether that is too much."""
+"""`modtrace diff`: changes between two sets of recordings, and a check of their size."""
 
 import math
 import shlex
@@ -46,13 +46,13 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     "-o",
     "--output",
     type=click.Path(),
-    help="Write the comparison: .html shows a typical step of each side, coloured by what changed, .pftrace the same "
+    help="Write the comparison: .html shows a typical step of each side with its changes in colour, .pftrace the same "
     "for Perfetto; .md, .csv and .json are tables.",
 )
-@click.option("--verbose", is_flag=True, help="List modules without a difference beyond the noise too.")
+@click.option("--verbose", is_flag=True, help="Also list modules without a difference beyond the noise.")
 @options.only_option
 @options.value_option(
-    "--by", click.Choice(["module", "class"]), None, "What is compared; a baseline has what it was saved by.", "module"
+    "--by", click.Choice(["module", "class"]), None, "The unit compared; a baseline has its own.", "module"
 )
 @options.step_by_option
 @click.option(
@@ -61,28 +61,28 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     metavar="OLD=NEW",
     multiple=True,
     callback=_name_map,
-    help="The old and the new name of a module; the modules inside it follow. Repeatable.",
+    help="The old and the new name of a module, which also applies to the modules inside it. Repeatable.",
 )
 @options.value_option(
     "--fail-above",
     _parse_share,
     "SHARE",
-    "Exit with 1 if the step, a part of it or a module is slower by more, even at the lower end of its interval, or if "
-    "its peak of memory is higher by more: 5% or 0.05; with 3 if the step likely is, but too few recordings or noise "
-    "hide it. With --only, modules alone count.",
+    "Exit with 1 if the step, a part of it or a module is slower by more than this (5% or 0.05), even at the lower end "
+    "of its interval, or if its memory peak is higher by more. Exit with 3 if the step likely is, but noise or too few "
+    "recordings hide it. With --only, only modules count.",
 )
 @options.value_option(
     "--fail-floor",
     _parse_share,
     "SHARE",
-    "--fail-above ignores a module or a part that is slower, or holds more, by less than this share of the step.",
+    "--fail-above ignores a module or a part whose time or memory grew by less than this share of the step.",
     "0.5%",
 )
 @options.value_option(
     "--save-baseline baseline",
     click.Path(),
     "FILE",
-    "Compare nothing, and keep what RECORDING… say in FILE, a small JSON file that can be BASE or NEW.",
+    "Compare nothing, and save the times of RECORDING… in FILE, a small JSON file that can be BASE or NEW.",
 )
 def diff_command(
     sides: tuple[str, ...],
@@ -97,11 +97,11 @@ def diff_command(
     fail_floor: float,
     baseline: str | None,
 ) -> None:
-    """Compare NEW with BASE by the self times of modules in each step, and by the parts of the step.
+    """Compare NEW with BASE by the self times of modules per step, and by the parts of the step.
 
-    Each is a file that modtrace reads, a baseline, a folder of recordings, or a quoted pattern ('base-*.pftrace').
-    Record several a side, in turns: they show how much recordings of one program differ. Five or more a side find
-    changes that one does not. The verdicts of all modules hold together with 99 %.
+    Each side is a file that modtrace reads, a baseline, a folder of recordings, or a quoted pattern ('base-*.pftrace').
+    Record several runs per side, alternating: they show how much recordings of one program differ. Five or more per
+    side find changes that one does not. The probability that all verdicts are right is 99 %.
     """
     if baseline is not None:
         _save_baseline(sides, baseline, by, step_by)
@@ -112,17 +112,18 @@ def diff_command(
 
     if output is not None:
         suffix_of(output)
-    before, after = (find_recordings([side]) for side in sides)
+    base, new = (find_recordings([side]) for side in sides)
     with options.show_status(f"comparing {' and '.join(sides)}"):
-        whole = diff(before, after, map=name_map, by=by, step_by=step_by)
+        comparison = diff(base, new, map=name_map, by=by, step_by=step_by)
     flags = [("--by", by if by == "class" else None), ("--step-by", step_by)]
     flags += [("--map", f"{old}={new}") for old, new in name_map.items()]
-    given = [word for name, value in flags if value is not None for word in (name, value)]
-    comparison = whole = replace(whole, arguments=shlex.join([*sides, *given]))
+    words = [word for name, value in flags if value is not None for word in (name, value)]
+    comparison = replace(comparison, arguments=shlex.join([*sides, *words]))
     if only is not None:
-        comparison = whole.only(only)
+        example = comparison.changes[0].fqn if comparison.changes else ""
+        comparison = comparison.only(only)
         if not comparison.changes:
-            raise options.no_such_module(" and ".join(sides), only, whole.changes[0].fqn if whole.changes else "")
+            raise options.no_such_module(" and ".join(sides), only, example)
     if output_format == "table":
         options.make_console().print(comparison.to_text(LIMIT, verbose=verbose), soft_wrap=True)
     elif output_format == "markdown":
@@ -150,9 +151,9 @@ def _save_baseline(recordings: tuple[str, ...], path: str, by: "GroupBy", step_b
 
 
 def _exit_status(comparison: "Diff", limit: float, floor: float) -> int:
-    """Say on stderr what is too slow, or likely is; return 1 if anything is, 3 if that cannot be told, else 0."""
+    """Print increases above the limit on stderr; return 1 if there are any, 3 if the step's is only likely, else 0."""
     if comparison.unrelated:
-        options.say(f"{comparison.sentence}; nothing can be said")
+        options.say(f"{comparison.sentence}; the limit cannot be checked")
     above = comparison.above(limit, floor=floor)
     for change in above:
         verb, kind = ("is", "slower") if change.outcome == change.verdict else (f"{change.outcome} and took", "longer")

@@ -1,4 +1,4 @@
-"""`modtrace doctor`: what is installed, which engine records and why, for a bug report."""
+"""`modtrace doctor`: installed versions, the engine that records and the reason, for a bug report."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from ..options import TextFormat, echo, show_status, text_or_json_option
 
 
 def installed(distribution: str) -> str | None:
-    """Return the installed version of a distribution, None if it is not installed."""
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -35,14 +35,14 @@ _LABEL_WIDTH = 12
 @click.command("doctor")
 @text_or_json_option
 def doctor_command(output_format: TextFormat) -> None:
-    """Say in one screen what is installed, which engine records and why, and what the machine offers.
+    """Print one screen on installed versions, the engine that records and the reason, and the machine.
 
     Made to be pasted into a bug report: the home folder is written ~, and no host, user or script is named. Exits with
-    1 if nothing can be recorded here.
+    1 if modtrace cannot record here.
     """
-    with show_status("looking"):
+    with show_status("checking"):
         home = os.path.expanduser("~")
-        engine = [*_engine()]  # first: it imports torch, which says its version
+        engine = [*_engine()]  # first, because it imports torch, whose version is read next
         facts = (*_versions(), *engine, *_machine())
         lines = {label: text.replace(home, "~") if len(home) > 1 else text for label, text in facts}
     if output_format == "json":
@@ -61,7 +61,7 @@ def _versions() -> Iterator[tuple[str, str]]:
         kind += ", free-threaded: nothing can be recorded"
     yield "python", f"{platform.python_version()} ({kind}), {sys.executable}"
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
-    # pip calls it 2.13.0 and torch itself 2.13.0+cu130; an engine is built for the latter.
+    # pip's version is 2.13.0 and torch's own 2.13.0+cu130; an engine is built for the latter.
     torch = installed("torch") and getattr(sys.modules.get("torch"), "__version__", installed("torch"))
     yield "torch", torch or "not installed: nothing can be recorded; pip install 'modtrace[torch]'"
     yield "libraries", ", ".join(f"{name} {installed(name) or 'missing'}" for name in _LIBRARIES)
@@ -77,7 +77,7 @@ def _engine() -> Iterator[tuple[str, str]]:
             from ...track.native.library import find_library, why_unavailable
 
             try:
-                # First: what this process has loaded may be gone for others.
+                # First the library on disk: this process may have loaded one that is gone since.
                 library, reason = str(find_library()), why_unavailable()
             except EngineError as error:
                 library, reason = "no", str(error)
@@ -93,7 +93,7 @@ def _engine() -> Iterator[tuple[str, str]]:
 
 
 def _cache() -> tuple[bool, str]:
-    """Return whether engines can be built into the cache, and what there is to say of it."""
+    """Return whether engines can be built into the cache, and a description of the cache."""
     from ..._files import cache_home
 
     try:
@@ -109,9 +109,9 @@ def _cache() -> tuple[bool, str]:
 
 
 def _without_build(reason: str) -> str:
-    """Return why there is no native engine, without the advice to build it, which would fail."""
-    why, _, advice = reason.rpartition("; ")
-    return why if "`modtrace build" in advice else reason
+    """Return the reason for a missing native engine, without the advice to build it, which would fail."""
+    cause, _, advice = reason.rpartition("; ")
+    return cause if "`modtrace build" in advice else reason
 
 
 def _machine() -> Iterator[tuple[str, str]]:

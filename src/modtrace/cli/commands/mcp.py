@@ -1,4 +1,4 @@
-"""`modtrace mcp`: answers for agents, by the Model Context Protocol."""
+"""`modtrace mcp`: answers for agents, over the Model Context Protocol."""
 
 import sys
 from importlib.resources import files
@@ -19,14 +19,14 @@ from ..options import say
     metavar="[PORT]",
     is_flag=False,
     flag_value=0,
-    help="Serve at 127.0.0.1, to those who have the token that is printed; else over standard input and output.",
+    help="Serve at 127.0.0.1, for requests with the printed token; without it over standard input and output.",
 )
-@click.option("--guide", is_flag=True, help="Print a page that tells an agent how to work with modtrace.")
+@click.option("--guide", is_flag=True, help="Print a guide to modtrace for agents.")
 def mcp_command(folder: str, port: int | None, guide: bool) -> None:
     """Answer an agent's questions about the recordings below DIR.
 
     A client of the Model Context Protocol starts it. Its tools are files, findings, modules, steps, ranges, compare,
-    where and top. They read files below DIR alone, write none, and answer in at most 4 kB unless more is asked for.
+    where and top. They read only files below DIR, write none, and answer in up to 4 kB unless `limit` asks for more.
     """
     if guide:
         click.echo((files("modtrace.cli") / "guide.md").read_text(encoding="utf-8"), nl=False)
@@ -39,5 +39,5 @@ def mcp_command(folder: str, port: int | None, guide: bool) -> None:
         serve_http(server, port, say)
         return
     if is_terminal(sys.stdin):
-        say("a client speaks to this by standard input; modtrace mcp --guide says how an agent works with modtrace")
+        say("this is an MCP server: a client talks to it through standard input and output; --guide prints a guide")
     server.run()

@@ -11,10 +11,9 @@ from ..options import echo, show_reading
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="OUT", help=".json, .json.gz or .pftrace.")
 @click.option("--capture", type=click.Path(), metavar="TRACE", help="The trace in which CUDA graphs were captured.")
 def merge_command(profiler_trace: str, timeline: str | None, output: str, capture: str | None) -> None:
-    """Write PROFILE, a trace of torch.profiler, with RECORDING's module tracks in it; PROFILE itself is not changed.
+    """Write a copy of PROFILE, a trace of torch.profiler, with the module tracks of RECORDING added.
 
-    RECORDING is any file that modtrace reads. Without it the module tracks are made from what PROFILE
-    knows of modules.
+    RECORDING is any file that modtrace reads. Without it, the module tracks come from the module events in PROFILE.
     """
     from ...public import merge
 

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 10
 _BYTES_PER_STEP = 1_000_000
-"""The size of a step of all ranks in a trace, unless options choose otherwise."""
+"""Maximum bytes of a step of all ranks in a trace, unless --ranks or --max-depth is given."""
 
 
 @click.group("ranks")
 def ranks_command() -> None:
-    """Look at the recordings of all ranks of a job together.
+    """Examine the recordings of all ranks of a job together.
 
-    DIR holds a recording of each rank, as record(ring="run/%r.modtrace") or modtrace run --ring run/%r.modtrace make
-    them; DATASET is what `modtrace ranks pack` makes of it.
+    DIR contains a recording of each rank, made by record(ring="run/%r.modtrace") or modtrace run --ring
+    run/%r.modtrace; DATASET is the output of `modtrace ranks pack`.
     """
 
 
@@ -44,35 +44,35 @@ def _ranks(text: str) -> tuple[list[int], int]:
         raise click.BadParameter(f"{text!r} is not a list of ranks such as 0-7,worst:4.") from None
 
 
-_role_option = click.option("--role", metavar="NAME", help="Take the processes of this role alone.")
+_role_option = click.option("--role", metavar="NAME", help="Only processes with this role.")
 _executor_option = click.option(
-    "--executor", metavar="ADDRESS", help="Run on the workers of Dask's scheduler at dask:tcp://HOST:PORT."
+    "--executor", metavar="ADDRESS", help="Run on the workers of the Dask scheduler at dask:tcp://HOST:PORT."
 )
 
 
 @contextmanager
 def _open_executor(address: str | None) -> "Iterator[Executor | None]":
-    """Yield the executor of the parts of a command; None: this machine."""
+    """Yield the executor that runs the parts of a command; None for this machine."""
     if address is None:
         yield None
         return
     kind, _, scheduler = address.partition(":")
     if kind != "dask" or not scheduler:
-        raise click.BadParameter(f"{address!r} is not as in dask:tcp://HOST:PORT.", param_hint="--executor")
+        raise click.BadParameter(f"{address!r} is not of the form dask:tcp://HOST:PORT.", param_hint="--executor")
     require_extra("dask", "distributed")
     from distributed import Client
 
     try:
         client = Client(scheduler, timeout=_CONNECT_SECONDS)
-    except (OSError, ValueError, MemoryError) as error:  # it takes the answer of a web server for a length
-        raise ModtraceError(f"{scheduler}: no scheduler of Dask answers: {error}") from error
+    except (OSError, ValueError, MemoryError) as error:  # it reads a web server's answer as a length
+        raise ModtraceError(f"{scheduler}: no Dask scheduler answers: {error}") from error
     with client:
-        # A part is packed anew for each call, even with equal arguments: the result is a file.
+        # Calls with equal arguments must run again, because their result is a file.
         yield client.get_executor(pure=False)
 
 
 def _left_out(error: ModtraceError) -> None:
-    """Say which recording is left out, and why."""
+    """Print the recording that is left out, and the reason."""
     options.say(f"left out: {error}")
 
 
@@ -80,7 +80,7 @@ def _left_out(error: ModtraceError) -> None:
 @click.argument("folder", type=click.Path(), metavar="DIR")
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="OUT", help=".pftrace, .json or .html.")
 @options.steps_option
-@options.value_option("--ranks", _ranks, "LIST", "Take some ranks, as in 0-7,worst:4: those that were late most.")
+@options.value_option("--ranks", _ranks, "LIST", "Only these ranks, such as 0-7,worst:4 (the 4 that were late most).")
 @options.max_depth_option
 @_role_option
 @_executor_option
@@ -95,9 +95,9 @@ def timeline(
 ) -> None:
     """Write the recordings in DIR as one trace: a process per rank, and arrows between the calls of one collective.
 
-    All times use one clock: the offset and the drift of each rank's clock are taken off. If clocks were not compared
-    while the job ran, collectives show the offset, since no rank leaves one before the last has come; else the wall
-    clocks count. The name of a process says how far its times are off at most (rank 3 · python ±12.3 µs).
+    All times use one clock: the offset and the drift of each rank's clock are subtracted. If clocks were not compared
+    while the job ran, the offset comes from collectives, which no rank leaves before the last one enters; without
+    collectives, from the wall clocks. The name of a process has its maximum error (rank 3 · python ±12.3 µs).
     """
     from ...ranks import damage_sentences, load_ranks, peak_sentence
     from ...timeline.contents import process_label
@@ -106,7 +106,7 @@ def timeline(
     check_writable(output)
     numbers, worst_count = ranks or (None, 0)
     with options.show_status(f"reading {folder}"), _open_executor(executor) as workers:
-        whole = load_ranks(
+        timeline_of_all = load_ranks(
             folder,
             steps=steps,
             ranks=numbers,
@@ -117,33 +117,33 @@ def timeline(
             bytes_per_step=_BYTES_PER_STEP if ranks is None and max_depth is None else None,
         )
     if max_depth is not None:
-        whole = whole.only(None, max_depth)
-    whole.save(output)
-    placed = whole.metadata["ranks"]
-    levels = Counter((rank.get("role") or "rank", rank["levels"]) for rank in placed if "levels" in rank)
+        timeline_of_all = timeline_of_all.only(None, max_depth)
+    timeline_of_all.save(output)
+    rank_facts = timeline_of_all.metadata["ranks"]
+    levels = Counter((rank.get("role") or "rank", rank["levels"]) for rank in rank_facts if "levels" in rank)
     for (role, number), count in sorted(levels.items()):
         shortened = f"{counted(count, role)} with {counted(number, 'level')} of modules"
-        options.echo(f"{shortened}, so that a step takes 1 MB at most; --max-depth takes more", err=True)
-    if whole.metadata["left_out"]:
-        left_out = counted(whole.metadata["left_out"], "rank")
-        options.echo(f"{left_out} left out, so that a step takes 1 MB at most; --ranks takes others", err=True)
-    by_name = {process_label(rank.get("role", ""), rank["rank"]): rank for rank in placed}
+        options.echo(f"{shortened}, to limit a step to 1 MB; --max-depth selects more", err=True)
+    if timeline_of_all.metadata["left_out"]:
+        left_out = counted(timeline_of_all.metadata["left_out"], "rank")
+        options.echo(f"{left_out} left out, to limit a step to 1 MB; --ranks selects others", err=True)
+    by_name = {process_label(rank.get("role", ""), rank["rank"]): rank for rank in rank_facts}
     peaks = peak_sentence({name: rank["peak_bytes"] for name, rank in by_name.items() if "peak_bytes" in rank})
     damage = damage_sentences({name: rank["damage"] for name, rank in by_name.items() if "damage" in rank})
-    for line in [*_describe_time(placed), *([peaks] if peaks else []), *damage]:
+    for line in [*_describe_time(rank_facts), *([peaks] if peaks else []), *damage]:
         options.echo(line, err=True)
     worst, bound_ns = max(((name, rank["bound_ns"]) for name, rank in by_name.items()), key=lambda bound: bound[1])
     bound = f"; times are off by at most {bound_ns / 1e3:,.1f} µs ({worst})" if bound_ns else ""
-    ranks_read, spans = counted(len(placed), "rank"), counted(len(whole.columns), "span")
+    ranks_read, spans = counted(len(rank_facts), "rank"), counted(len(timeline_of_all.columns), "span")
     options.echo(f"{ranks_read}, {spans} are in {output}{bound}", err=True)
 
 
-@ranks_command.command("slow", short_help="Say who is late: rank, module, milliseconds.")
+@ranks_command.command("slow", short_help="List late ranks: rank, module, milliseconds.")
 @click.argument("source", type=click.Path(), metavar="DATASET|DIR")
 @options.steps_option
 @options.format_option
-@click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
+@click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Also write a page with a picture: .html.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows per table.")
 @_role_option
 @_executor_option
 def slow(
@@ -155,14 +155,14 @@ def slow(
     role: str | None,
     executor: str | None,
 ) -> None:
-    """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
+    """List per step the rank that kept the others waiting, the module, the delay, and the cost for the run.
 
-    A rank is late if it reaches a collective last, and used the most time of its own since the one before; waits do
-    not count. The module is the one whose self time grew most against the other ranks. "even": the differences are
-    ordinary variation. "cannot tell": the difference is less than the error of the clocks.
+    A rank is late if it enters a collective last, and spent the most time outside waits since the previous collective.
+    The module is the one whose self time exceeds that on the other ranks most. "even": the differences are ordinary
+    variation. "cannot tell": the difference is smaller than the error of the clocks.
     """
     if output is not None and not output.lower().endswith(".html"):
-        raise click.UsageError(f"The page is .html, and {output} is not.")
+        raise click.UsageError(f"{output} does not end in .html.")
     from ...ranks import is_dataset
     from ...ranks.slow import find_slow_ranks
 
@@ -183,11 +183,11 @@ def slow(
 @ranks_command.command("pack", short_help="Write all ranks as Parquet files.")
 @click.argument("folder", type=click.Path(), metavar="DIR")
 @click.option(
-    "-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder or URL, new or begun."
+    "-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder or URL, new or incomplete."
 )
-@options.value_option("--steps-per-bucket", click.IntRange(1), "N", "Steps that are stored together.", 10)
-@click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
-@click.option("--this-host", is_flag=True, help="Keep what other hosts have packed there.")
+@options.value_option("--steps-per-bucket", click.IntRange(1), "N", "Number of steps stored together.", 10)
+@click.option("--processes", type=click.IntRange(1), metavar="N", help="Number of processes. [one per CPU]")
+@click.option("--this-host", is_flag=True, help="Keep the files that other hosts have packed there.")
 @_role_option
 @_executor_option
 def pack_ranks(
@@ -201,20 +201,20 @@ def pack_ranks(
 ) -> None:
     """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
 
-    Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some steps
-    of some ranks, so that a question about steps reads only these. DIR and DATASET may be URLs, as in
-    s3://bucket/run. Each host of a job can pack what its own disk holds, with --this-host.
+    Run it again if it was interrupted, or if ranks were added: packed files stay. Each file contains a few steps of a
+    few ranks, so that a query on steps reads only these files. DIR and DATASET may be URLs, such as s3://bucket/run.
+    With --this-host, each host of a job packs the recordings on its own disk.
     """
     require_extra("ranks", "pyarrow")
     from ...ranks import as_folder, damage_sentences, find_rank_recordings
     from ...ranks.pack import pack
 
     with _open_executor(executor) as workers, ExitStack() as copied:
-        with options.show_status(f"looking at {folder}"):
+        with options.show_status(f"reading {folder}"):
             local_folder = copied.enter_context(as_folder(folder, workers))
             files = find_rank_recordings(local_folder, _left_out, role)
         with options.show_count("packing ranks", len(files)) as progress:
-            done = pack(
+            result = pack(
                 files,
                 output,
                 steps_per_bucket=steps_per_bucket,
@@ -224,20 +224,20 @@ def pack_ranks(
                 this_host=this_host,
                 source=None if local_folder == folder else folder,
             )
-    for line in damage_sentences(done.damage):
+    for line in damage_sentences(result.damage):
         options.echo(line, err=True)
-    were_there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
-    size = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
-    ranks, spans = counted(done.ranks, "rank"), counted(done.spans, "span")
-    options.echo(f"{ranks}{were_there} and {spans}{size} are in {output}", err=True)
+    already = f" ({result.ranks - result.packed:,} were there)" if result.packed < result.ranks else ""
+    size = f", {result.nbytes / result.spans:.1f} bytes each" if result.spans else ""
+    ranks, spans = counted(result.ranks, "rank"), counted(result.spans, "span")
+    options.echo(f"{ranks}{already} and {spans}{size} are in {output}", err=True)
 
 
-@ranks_command.command("query", short_help="Ask a dataset by SQL.")
+@ranks_command.command("query", short_help="Query a dataset with SQL.")
 @click.argument("dataset", type=click.Path())
 @click.argument("sql")
 @options.format_option
-@click.option("--each-bucket", is_flag=True, help="Run SQL for each bucket of steps apart, in parallel.")
-@click.option("--then", metavar="SQL", help="With --each-bucket: SQL over all their results, as the table results.")
+@click.option("--each-bucket", is_flag=True, help="Run SQL on each bucket of steps separately, in parallel.")
+@click.option("--then", metavar="SQL", help="With --each-bucket: SQL over the results of all buckets, table results.")
 @_executor_option
 def query_dataset(
     dataset: str,
@@ -247,12 +247,12 @@ def query_dataset(
     then: str | None,
     executor: str | None,
 ) -> None:
-    """Ask DATASET, which `modtrace ranks pack` wrote, by SQL (DuckDB's).
+    """Query DATASET, the output of `modtrace ranks pack`, with SQL (DuckDB's dialect).
 
-    There are the tables spans (rank, step, track, phase, fqn, module_class, call, start_ns, duration_ns, self_ns,
-    depth, flops), collectives (rank, step, operator, group, peer, kind, counter, start_ns, end_ns, done_ns, bytes),
-    steps (rank, step, end_ns) and ranks (rank, bound_ns, method, clock, spans). Times are Unix nanoseconds of the
-    job's clock; those of two ranks are off by at most the sum of their bound_ns if their clocks differ.
+    The tables are spans (rank, step, track, phase, fqn, module_class, call, start_ns, duration_ns, self_ns, depth,
+    flops), collectives (rank, step, operator, group, peer, kind, counter, start_ns, end_ns, done_ns, bytes), steps
+    (rank, step, end_ns) and ranks (rank, bound_ns, method, clock, spans). Times are Unix nanoseconds of the job's
+    clock. If the clocks of two ranks differ, the maximum error between their times is the sum of their bound_ns.
     """
     require_extra("ranks", "pyarrow", "duckdb")
     if then is not None and not each_bucket:
@@ -261,7 +261,7 @@ def query_dataset(
         raise click.UsageError("--executor needs --each-bucket: one query runs in one process.")
     from ...ranks.dataset_tables import query, query_each_bucket
 
-    with options.show_status(f"asking {dataset}"), _open_executor(executor) as workers:
+    with options.show_status(f"querying {dataset}"), _open_executor(executor) as workers:
         answer = query_each_bucket(dataset, sql, then, workers) if each_bucket else query(dataset, sql)
     _print(answer, output_format)
 
@@ -283,23 +283,23 @@ def _print(answer: "pa.Table", output_format: options.TableFormat) -> None:
 
 
 def _json_value(value: object) -> object:
-    """Return a value as JSON has it: a sum, which DuckDB makes a decimal, as a number, and NaN as null."""
+    """Return a value for JSON: a sum, which is a decimal in DuckDB, as a number, and NaN as null."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _describe_time(placed: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say how the ranks were placed in the time of the job; nothing if all read one clock."""
+def _describe_time(rank_facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences on the method that placed the ranks in the job's time; empty if all read one clock."""
     from ...live.places import processes_phrase
 
     ways = {
         "pings": "by pings between their hosts",
         "collectives": "without pings, by the ends of collectives",
-        "wall clock": "by the wall clock alone, which nothing has measured",
+        "wall clock": "only by the wall clock, whose error is unknown",
     }
     processes: dict[str, list[tuple[str, int]]] = {}
-    for rank in placed:
+    for rank in rank_facts:
         processes.setdefault(rank["method"], []).append((rank.get("role", ""), rank["rank"]))
     return [
         f"{processes_phrase(places)}: placed {ways[method]}" for method, places in processes.items() if method in ways

@@ -46,7 +46,7 @@ def run_code(code: str, arguments: Sequence[str]) -> None:
     """Run code as `__main__` and wait for its threads."""
     sys.argv = ["-c", *arguments]
     _set_first_search_path("")
-    if sys.version_info >= (3, 13):  # which shows the lines of such code in tracebacks
+    if sys.version_info >= (3, 13):  # tracebacks show the lines of such code
         linecache.cache["<string>"] = (len(code), None, code.splitlines(keepends=True), "<string>")
     _run_as_main(lambda: compile(code, "<string>", "exec", dont_inherit=True), __loader__=BuiltinImporter)
 
@@ -57,7 +57,7 @@ def _run_as_main(compiled: Callable[[], CodeType], **attributes: object) -> None
     # Not restored afterwards: threads, exit handlers and pickles still look it up.
     sys.modules["__main__"] = main
     try:
-        exec(compiled(), vars(main))  # noqa: S102 (what the command is for)
+        exec(compiled(), vars(main))  # noqa: S102 (the purpose of the command)
         _wait_for_threads()
     except BaseException as error:
         raise ScriptError(error, _strip_runner_frames(error.__traceback__)) from None
@@ -66,8 +66,8 @@ def _run_as_main(compiled: Callable[[], CodeType], **attributes: object) -> None
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module or a package's `__main__` as `__main__` and wait for its threads.
 
-    Raises UsageError if there is no such module; ScriptError for all that the module raises, SystemExit and
-    KeyboardInterrupt included.
+    Raises UsageError if there is no such module; ScriptError for any exception of the module, including SystemExit and
+    KeyboardInterrupt.
     """
     sys.argv = [name, *arguments]
     _set_first_search_path(os.getcwd())
@@ -83,22 +83,22 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _find_script(name: str) -> str:
-    """Return the path of a script: as it is given, or the command of that name on `PATH`, as pip makes it."""
+    """Return the path of a script, or of a command on `PATH` that pip installed."""
     if os.path.isfile(name):
         return name
     path = shutil.which(name)
     if path is None:
         raise click.UsageError(f"There is no script {name!r}.")
     with open(path, "rb") as file:
-        # pip writes a line for sh before Python's own where the path of Python is long.
+        # If the path of Python is long, pip writes a line for sh first.
         first, second = file.readline(), file.readline()
     if not (first.startswith(b"#!") and (b"python" in first or second.startswith(b"'''exec' "))):
-        raise click.UsageError(f"{path} is no script for Python.")
+        raise click.UsageError(f"{path} is not a Python script.")
     return path
 
 
 def _find_missing(module: str) -> str | None:
-    """Return the name under which `python -m` misses a module, or the `__main__` of a package; None if it is there."""
+    """Return the name that `python -m` cannot find: a module, or the `__main__` of a package; None if it finds all."""
     try:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError as error:
@@ -111,15 +111,15 @@ def _find_missing(module: str) -> str | None:
 
 
 def _set_first_search_path(folder: str) -> None:
-    if not getattr(sys.flags, "safe_path", False):  # since Python 3.11; without it the first entry is the command's
+    if not getattr(sys.flags, "safe_path", False):  # a flag since Python 3.11; without it replace the command's entry
         sys.path[0] = folder
 
 
 def _wait_for_threads() -> None:
-    """Wait for all non-daemon threads, as the interpreter does at its end, while the recording still runs.
+    """Wait for all non-daemon threads, like the interpreter at its end, while the recording still runs.
 
-    By the interpreter's own function: it first tells pools of `concurrent.futures` that they end, and threads that
-    join the main thread that it has ended. These would never end where their threads are only joined.
+    The interpreter's own function first shuts down pools of `concurrent.futures`, and wakes threads that join the main
+    thread. Only joining the threads would wait for these forever.
     """
     threading._shutdown()  # type: ignore[attr-defined]
 
@@ -136,7 +136,7 @@ def _strip_runner_frames(traceback: TracebackType | None) -> TracebackType | Non
 
 
 def _parser(option: Option) -> Callable[[str], Any]:
-    """Return the parser of an option for click: the one that all ways to give it share, with click's errors."""
+    """Return the option's parser with the errors of click."""
 
     def parse(text: str) -> Any:
         try:
@@ -148,12 +148,12 @@ def _parser(option: Option) -> Callable[[str], Any]:
 
 
 def _completion(option: Option) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return the function that a shell's completion asks for the texts of an option."""
-    return lambda _context, _parameter, begun: [text for text in option.suggestions if text.startswith(begun)]
+    """Return the function that completes the values of an option in a shell."""
+    return lambda _context, _parameter, prefix: [text for text in option.suggestions if text.startswith(prefix)]
 
 
 def _joined(separator: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], str | None]:
-    """Return a callback that joins the texts of an option that is given several times."""
+    """Return a callback that joins the values of a repeated option."""
     return lambda _context, _parameter, texts: separator.join(texts) if texts else None
 
 
@@ -185,13 +185,13 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.Path())
-@click.option("-m", "kind", flag_value="module", help="SCRIPT is a module, as for python -m.")
-@click.option("-c", "kind", flag_value="code", help="SCRIPT is code, as for python -c.")
+@click.option("-m", "kind", flag_value="module", help="SCRIPT is a module, like python -m.")
+@click.option("-c", "kind", flag_value="code", help="SCRIPT is code, like python -c.")
 @value_option("-o --output", click.Path(), "OUT", "Trace to write; the suffix picks the format. [SCRIPT.pftrace]")
 @click.option("--save-on-term/--no-save-on-term", default=False, help="Save OUT if SIGTERM ends SCRIPT.")
 @_recording_options
 @value_option("--device-depth", click.IntRange(1), "N", "Record device times of N levels of calls.")
-@value_option("--device-modules", str, "PATTERN", "Record device times of calls by name, as 'GPT.blocks.*'.")
+@value_option("--device-modules", str, "PATTERN", "Record device times of matching calls, such as 'GPT.blocks.*'.")
 def run_command(
     script: str,
     arguments: tuple[str, ...],
@@ -204,9 +204,9 @@ def run_command(
 ) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
 
-    SCRIPT may be a command on PATH, such as torchrun or accelerate. It sees what it would see under python: sys.argv,
-    sys.path, __main__, exit code and traceback. In OUT and FILE, %r is the rank, %p the process id and %h a hash of
-    the host; under torchrun, without %r and %p, each rank writes OUT.rank3.pftrace.
+    SCRIPT may be a command on PATH, such as torchrun or accelerate. It runs like under python: sys.argv, sys.path,
+    __main__, exit code and traceback are the same. In OUT and FILE, %r is the rank, %p the process id and %h a hash of
+    the host. Under torchrun, without %r and %p, each rank writes its own file, such as OUT.rank3.pftrace.
     """
     from ..._ranks import absolute_path, add_rank, expand_path
     from ...integrations.auto_recording import AutoRecording
@@ -242,7 +242,7 @@ def run_command(
         try:
             finish()
         except ModtraceError as error:
-            say(error)  # then go on with the script's own error, which matters more
+            say(error)  # the script's own error matters more, and is raised below
         except KeyboardInterrupt:
             pass  # the script has ended already
         raise
@@ -250,14 +250,14 @@ def run_command(
 
 
 def _stem(script: str, kind: str | None) -> str:
-    """Return the name of a trace that has none, without its suffix."""
+    """Return the default name of a trace, without its suffix."""
     if kind == "module":
         return script.removesuffix(".__main__").rpartition(".")[2]
     return "command" if kind == "code" else Path(script).stem
 
 
 def _check_conditions(keep_when: str | None, ring: str | None) -> None:
-    """Check the conditions before the script begins, as `record` would only during it."""
+    """Check the conditions before the script starts; `record` would check them only while it runs."""
     if keep_when is None:
         return
     from ...live.triggers import parse_conditions
@@ -270,24 +270,24 @@ def _check_conditions(keep_when: str | None, ring: str | None) -> None:
         raise click.UsageError(f"--keep-when: {error}.") from None
 
 
-def _build_engine(wanted: EngineName) -> None:
-    from ...track.native.build import build_if_missing  # it imports torch
+def _build_engine(engine: EngineName) -> None:
+    from ...track.native.build import build_if_missing  # imports torch
 
-    build_if_missing(wanted, say)
+    build_if_missing(engine, say)
 
 
 def _finish(auto: "AutoRecording", trace: str) -> None:
-    """Stop and save, and say where on stderr.
+    """Stop and save the recording, and print the files on stderr.
 
-    Raises WriteError if the trace cannot be saved; ModtraceError if the recording could not be started, and the script
-    did not let that stop it.
+    Raises WriteError if the trace cannot be saved; ModtraceError if the recording could not be started, but the script
+    continued.
     """
     if not auto.in_starting_process:
         return
     auto.finish()
     if auto.recording is None:
         return
-    from ...timeline.contents import WHOLE_RUN  # a script without torch has ended by now, and with it what this needs
+    from ...timeline.contents import WHOLE_RUN  # only here: scripts without torch return before, and need no numpy
 
     files = [os.path.join(os.path.dirname(trace), os.path.basename(path)) for path in auto.recording.saved_paths]
     internal = auto.recording.internal
@@ -299,14 +299,14 @@ def _finish(auto: "AutoRecording", trace: str) -> None:
             say(f"the schedule records none of the script's {auto.recording.steps} steps")
         return
     timeline, spans = internal.saved_timeline()
-    # Where no optimizer steps, backward passes may end steps, which the timeline counts.
-    whole_run = timeline.metadata[WHOLE_RUN]
-    ended = auto.recording.steps or whole_run["steps"]
-    steps = f" of {'the end of ' if timeline.stats.overwritten else ''}{counted(ended, 'step')}" if ended else ""
+    # Without optimizer steps, backward passes may end steps, which only the timeline counts.
+    step_count = auto.recording.steps or timeline.metadata[WHOLE_RUN]["steps"]
+    end_of = "the end of " if timeline.stats.overwritten else ""
+    steps = f" of {end_of}{counted(step_count, 'step')}" if step_count else ""
     if len(files) == 1:
         say(f"{counted(spans, 'span')}{steps} {'is' if spans == 1 else 'are'} in {files[0]}")
     else:
         say(f"{len(files)} parts{steps} are in {', '.join(files)}")
     if (lines := internal.lines_path) is not None:
-        say(f"what --keep-when keeps is in {lines.parent}, and what it is in watch.log there")
+        say(f"the windows that --keep-when kept are in {lines.parent}; {lines.parent / 'watch.log'} describes them")
     say(next_step_hint(files[-1]))

@@ -1,4 +1,4 @@
-"""`modtrace top`: what a job does now."""
+"""`modtrace top`: the current work of a job."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...live.top import JobView
 
 _MAX_EVENTS = 1 << 16
-"""The events that are read of all rings together: reading again and again must not keep a core busy."""
+"""Maximum number of events read from all rings together, so that repeated reading does not keep a core busy."""
 _MIN_EVENTS = 1 << 12
 _PIPE_WIDTH = 120
 _SECONDS = click.FloatRange(0.1, 3600)
@@ -25,18 +25,18 @@ _SECONDS = click.FloatRange(0.1, 3600)
 
 @click.command("top")
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1, required=True)
-@value_option("--seconds", _SECONDS, "SECONDS", "How far to look back.", 10.0)
+@value_option("--seconds", _SECONDS, "SECONDS", "Length of the time window that is shown.", 10.0)
 @value_option("--refresh", _SECONDS, "SECONDS", "Time between readings.", 1.0)
 @text_or_json_option
 def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_format: TextFormat) -> None:
-    """Show what a job does now: steps per second, and what each module takes in the last seconds.
+    """Show the current work of a job: steps per second, and the time of each module in the last seconds.
 
     RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them.
-    They are read from outside; the training does not notice. A ring that is not there yet is waited for, and one that
-    is replaced by a new run is followed. Ranks are shown together; what hangs, stalls or died is in red.
+    They are read from outside, so the training is not affected. A ring may not exist yet, and may be replaced by a new
+    run. Ranks are shown together; ranks that hang, stall or died are in red.
 
-    Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] choose a rank,
-    arrows scroll. Into a pipe, and as JSON, the state of now is printed once.
+    Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] select a rank,
+    arrows scroll. For a pipe or --format json, the current state is printed once.
     """
     from ..._pools import ParallelReader, lower_priority
     from ...live.top import ScreenState, render_screen
@@ -47,7 +47,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
             from ...live.top import show_live
 
             lower_priority()
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored then too
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM restores the terminal too
             show_live(lambda: read_rates(reader, rings, seconds), console, refresh)
             return
         job = read_rates(reader, rings, seconds)
@@ -62,7 +62,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
 
 
 def _to_dict(rank: "RankRates") -> dict[str, Any]:
-    """Return where a process is, as `where` says it, and what each module took in `window_ns`."""
+    """Return the state of a process as in `where`, and the times of modules in the window, as JSON values."""
     return rank.state.to_dict() | {
         "steps_per_s": rank.steps_per_s,
         "window_ns": rank.window_ns,
@@ -75,14 +75,14 @@ def _to_dict(rank: "RankRates") -> dict[str, Any]:
 
 
 def read_rates(reader: "ParallelReader", rings: Sequence[str], seconds: float) -> "JobView":
-    """Return the work of the processes that write rings in the last seconds."""
+    """Return the work in the last seconds of the processes that write the rings."""
     from ...live.follow import read_rank_rates
     from ...live.top import JobView
     from ...ring import find_rings
 
-    begin = time.monotonic()
+    start = time.monotonic()
     paths, _, missing = find_rings(rings)
     events = max(_MIN_EVENTS, _MAX_EVENTS // max(1, len(paths)))
     ranks, errors = reader.read(partial(read_rank_rates, seconds=seconds, max_events=events), paths)
     ranks.sort(key=lambda rank: (rank.state.rank is None, rank.state.rank or 0, rank.state.path))
-    return JobView(ranks, missing + errors, time.monotonic() - begin)
+    return JobView(ranks, missing + errors, time.monotonic() - start)

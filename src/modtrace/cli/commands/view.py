@@ -11,7 +11,7 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
 
 
 def _origin(url: str) -> str:
-    """Return the origin that a URL is, without the slash after it."""
+    """Return the origin in a URL, without a trailing slash."""
     if not _ORIGIN.fullmatch(url := url.rstrip("/")):
         raise click.BadParameter(f"{url!r} is not http(s)://host or http(s)://host:port.")
     return url
@@ -21,10 +21,10 @@ def _origin(url: str) -> str:
 @click.argument("trace", type=click.Path())
 @steps_option
 @click.option("--offline", is_flag=True, help="Show the modules in modtrace's own page, which needs no network.")
-@value_option("--port", click.IntRange(1, 65535), "N", "Serve at this port; else at any that is free.")
-@click.option("--no-browser", is_flag=True, help="Open no browser; only say what to open.")
-@click.option("--keep", is_flag=True, help="Serve until Ctrl-C; else as long as the page is open.")
-@value_option("--perfetto-url", _origin, "URL", "A Perfetto UI of your own, as https://host:port.")
+@value_option("--port", click.IntRange(1, 65535), "N", "Serve at this port. [any free port]")
+@click.option("--no-browser", is_flag=True, help="Open no browser; only print the address.")
+@click.option("--keep", is_flag=True, help="Serve until Ctrl-C, not only while the page is open.")
+@value_option("--perfetto-url", _origin, "URL", "Your own Perfetto UI, such as https://host:port.")
 def view_command(
     trace: str,
     steps: StepRange | None,
@@ -36,9 +36,9 @@ def view_command(
 ) -> None:
     """Open TRACE in ui.perfetto.dev, with the module tracks on top.
 
-    TRACE is any file that modtrace reads. It goes from a server on this machine to the browser and nowhere else. The
-    server ends when the page is closed. A ring with more than 4 million events is shown from one of its last steps on,
-    unless --steps chooses others; --steps shows the modules alone of a merged trace or one of torch.profiler.
+    TRACE is any file that modtrace reads. A server on this machine sends it to the browser and nowhere else. The server
+    ends when the page is closed. A ring with more than 4 million events is shown from one of its last steps on, unless
+    --steps selects others. For a merged trace or a trace of torch.profiler, --steps shows only the modules.
     """
     from ..._errors import ModtraceError
     from ..._files import work_folder
@@ -47,7 +47,7 @@ def view_command(
     from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 
     if offline and perfetto_url:
-        raise click.UsageError("--offline shows modtrace's own page, and --perfetto-url another; give one of them.")
+        raise click.UsageError("--offline and --perfetto-url show different pages; give one of them.")
     with work_folder() as folder:
         with show_status(f"reading {trace}"):
             if offline:

@@ -1,4 +1,4 @@
-"""`modtrace watch`: keep the window around what is slow in a running job."""
+"""`modtrace watch`: save the windows around slow moments of a running job."""
 
 import re
 import signal
@@ -26,14 +26,14 @@ def _duration(text: str) -> int:
 
     ns = parse_duration(text)
     if ns is None:
-        raise click.BadParameter(f"{text!r} is not a duration, as 500ms, 1s or 2min.")
+        raise click.BadParameter(f"{text!r} is not a duration such as 500ms, 1s or 2min.")
     return ns
 
 
 def _size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise click.BadParameter(f"{text!r} is not a size, as 500MB.")
+        raise click.BadParameter(f"{text!r} is not a size such as 500MB.")
     return int(float(match[1]) * _FACTORS[match[2]])
 
 
@@ -45,15 +45,15 @@ def _find_late(rings: "Mapping[int, RingSnapshot]") -> "Sequence[LateArrival]":
 
 @click.command("watch")
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1, required=True)
-@click.option("--keep-when", "conditions", metavar="CONDITION", multiple=True, help="Keep the window when this is so.")
-@value_option("-o --output", click.Path(), "FOLDER", "Where to keep. [run.kept beside run.modtrace, DIR/kept]")
-@value_option("--around", click.IntRange(0, 100), "N", "Steps to keep before and after.", 2)
-@value_option("--every", _duration, "TIME", "Time between two looks.", "1s")
-@value_option("--pause", _duration, "TIME", "Time between two windows of one reason, at least.", "30s")
-@value_option("--max-kept", click.IntRange(1), "N", "Keep so many moments.", 20)
-@value_option("--max-bytes", _size, "SIZE", "Keep no more in FOLDER, with what earlier runs kept.", "500MB")
-@click.option("--lines", type=click.Path(), metavar="FILE", help="A JSON line per step. [FOLDER/steps.jsonl]")
-@click.option("--no-wait", is_flag=True, hidden=True, help="End if there is no ring.")
+@click.option("--keep-when", "conditions", metavar="CONDITION", multiple=True, help="Save windows with this condition.")
+@value_option("-o --output", click.Path(), "FOLDER", "Folder of windows. [run.kept next to run.modtrace, DIR/kept]")
+@value_option("--around", click.IntRange(0, 100), "N", "Number of steps to save before and after.", 2)
+@value_option("--every", _duration, "TIME", "Time between two readings.", "1s")
+@value_option("--pause", _duration, "TIME", "Minimum time between two windows with one reason.", "30s")
+@value_option("--max-kept", click.IntRange(1), "N", "Maximum number of windows.", 20)
+@value_option("--max-bytes", _size, "SIZE", "Maximum size of FOLDER, with the windows of earlier runs.", "500MB")
+@click.option("--lines", type=click.Path(), metavar="FILE", help="File with a JSON line per step. [FOLDER/steps.jsonl]")
+@click.option("--no-wait", is_flag=True, hidden=True, help="Exit if there is no ring.")
 @click.option("--metrics", type=click.IntRange(0, 65535), metavar="PORT", help="Serve OpenMetrics at 127.0.0.1:PORT.")
 def watch_command(
     rings: tuple[str, ...],
@@ -64,16 +64,16 @@ def watch_command(
     metrics: int | None,
     **limits: Any,
 ) -> None:
-    """Watch a running job, and keep the steps around what is slow as small traces.
+    """Watch a running job, and save the steps around slow moments as small traces.
 
     RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them.
-    If one rank of a folder is slow, the same moment of all ranks is kept. The command only reads the rings, so the
-    training does not notice. They need not be there yet. It ends when all processes have ended, or with Ctrl-C.
+    If one rank of a folder is slow, the same window of all ranks is saved. The command only reads the rings, so the
+    training is not affected. They need not exist yet. It ends when all processes have ended, or with Ctrl-C.
 
     CONDITION is one of "step > 3x" (times the median of the last steps), "step > 500ms", "data > 1s", "gc > 200ms"
     and other parts of a step, "range NAME > 50ms", "module GPT.head > 50ms" (a pattern of names) and "hang 60s" (no
-    event for so long); "signal" is for modtrace run --keep-when alone. What the program asks for by
-    Recording.keep("why") is kept too. The first step is never slow.
+    event for that time); "signal" is only for modtrace run --keep-when. Windows that the program requests with
+    Recording.keep("why") are saved too. The first step never counts as slow.
     """
     from ..._errors import ModtraceError
     from ..._pools import lower_priority
@@ -87,7 +87,7 @@ def watch_command(
     except ModtraceError as error:
         raise click.UsageError(f"--keep-when: {error}.") from None
     lower_priority()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM saves pending windows too
     folder = KeptFolder(Path(output), is_named=True) if output else KeptFolder(kept_folder(rings[0]))
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, say, _find_late)
@@ -96,7 +96,7 @@ def watch_command(
         steps = StepsFile(KeptFolder(Path(lines).parent, is_named=True), Path(lines).name, say, is_named=True)
     sinks: list[UpdateSink] = [steps, WholeRunWriter(say)]
     if metrics is not None:
-        from ...live.watch import Metrics  # only here: it brings a web server
+        from ...live.watch import Metrics  # only here, because it imports a web server
 
         try:
             served = Metrics(metrics)

@@ -20,9 +20,9 @@ REFRESH_S = 1.0
 
 @click.command("where")
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1)
-@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
-@click.option("--stacks", is_flag=True, help="Print Python stacks of running processes too, by py-spy or faulthandler.")
-@click.option("--all", "whole", is_flag=True, help="Do not shorten the lists of ranks and hangs.")
+@click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
+@click.option("--stacks", is_flag=True, help="Also print Python stacks of live processes, by py-spy or faulthandler.")
+@click.option("--all", "show_all", is_flag=True, help="Do not shorten the lists of ranks and hangs.")
 @click.option(
     "--flight-recorder",
     "dumps",
@@ -33,28 +33,28 @@ REFRESH_S = 1.0
 )
 @text_or_json_option
 def where_command(
-    rings: tuple[str, ...], dumps: tuple[str, ...], watch: bool, output_format: TextFormat, stacks: bool, whole: bool
+    rings: tuple[str, ...], dumps: tuple[str, ...], watch: bool, output_format: TextFormat, stacks: bool, show_all: bool
 ) -> None:
-    """Say which modules each process is in: phase, class, for how long, how long it usually takes, and the last step.
+    """Show the modules that each process is in: phase, class, time so far, usual time, and the last step.
 
     RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them,
-    whose files end in .modtrace. The process may run, hang or be dead. Ranks that agree share a line. Of a folder the
-    newest ring of each rank is shown, not those that were kept of earlier runs (run.1.modtrace).
-    What a module usually takes is the median of its calls in the last steps that the ring holds; red is what takes ten
-    times as long, and at least 5 seconds.
+    whose files end in .modtrace. The process may run, hang or be dead. Ranks in the same place share a line. For a
+    folder, the newest ring of each rank is shown, without the rings of earlier runs (run.1.modtrace). The usual time
+    of a module is the median of its calls in the last steps in the ring. Calls that last ten times as long, and longer
+    than 5 seconds, are red.
 
-    If ranks wait in a collective of torch.distributed, a sentence says which rank has not called it; of a send or a
-    receive, which peer has not. JSON is one object with the sentence, hangs, ranks and errors. With thousands of ranks
-    only the end of each ring is read, by several processes.
+    If ranks wait in a collective of torch.distributed, a sentence names the rank that has not called it; for a send or
+    a receive, the peer. JSON is one object with the sentence, hangs, ranks and errors. With thousands of ranks,
+    several processes read only the end of each ring.
     """
     if not rings and not dumps:
         raise click.UsageError("Missing argument 'RING...'.")
     if watch and (output_format == "json" or stacks):
-        raise click.UsageError("--watch goes on; leave out --format and --stacks.")
+        raise click.UsageError("--watch runs until Ctrl-C; leave out --format json and --stacks.")
     if output_format == "json" and stacks:
         raise click.UsageError("--format json has no Python stacks; leave out --stacks.")
     if watch:
-        _watch(rings, dumps, whole)
+        _watch(rings, dumps, show_all)
         return
     from ...live.where import NO_STACKS, python_stacks, where
 
@@ -64,7 +64,7 @@ def where_command(
         for error in result.errors:
             say(error)
     else:
-        make_console().print(_summary(result, whole))
+        make_console().print(_summary(result, show_all))
     if stacks:
         rank_stacks = [(state.label, python_stacks(state)) for state in result.ranks]
         for label, lines in rank_stacks:
@@ -76,7 +76,7 @@ def where_command(
         raise click.exceptions.Exit(1)
 
 
-def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
+def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], show_all: bool) -> None:
     from rich.live import Live
 
     from ..._pools import ParallelReader
@@ -86,23 +86,23 @@ def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
     screen = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
     with contextlib.suppress(KeyboardInterrupt), ParallelReader() as reader, screen as live:
         while True:
-            shown = _summary(read_job(reader, rings, dumps), whole)
+            table = _summary(read_job(reader, rings, dumps), show_all)
             if live is not None:
-                live.update(shown, refresh=True)
-            else:  # one table after the other, for a file or a program
-                console.print(shown)
+                live.update(table, refresh=True)
+            else:  # for a file or a program: one table after another
+                console.print(table)
                 console.print()
                 sys.stdout.flush()
             time.sleep(REFRESH_S)
 
 
-def _summary(result: "WhereResult", whole: bool) -> "RenderableType":
+def _summary(result: "WhereResult", show_all: bool) -> "RenderableType":
     from ...live.where_table import render
 
-    shown = render(result.groups, result.errors, result.hangs, show_all=whole)
+    table = render(result.groups, result.errors, result.hangs, show_all=show_all)
     if not result.older:
-        return shown
+        return table
     from rich.console import Group
 
     older = counted(len(result.older), "ring")
-    return Group(shown, f"\n{older} of earlier runs not shown: name a file to see it ({printable(result.older[-1])})")
+    return Group(table, f"\n{older} of earlier runs not shown: name a file to see it ({printable(result.older[-1])})")
