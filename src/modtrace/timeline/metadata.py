@@ -76,7 +76,7 @@ SHAPE_OF_STEP_NOTES = {
     "delays": [(int, _COUNT)],
     "waited_ns": _COUNT,
     # The longest gaps between modules, passes and ranges: line and kind of the slice that ended, line and kind of the
-    # slice that started, the part of the step, and ns in each step that has the gap; then only those in slow steps.
+    # slice that started, the part of the step, and ns in each step that has the gap; then the gaps in slow steps.
     "gaps": _GAPS,
     "slow_gaps": _GAPS,
 }

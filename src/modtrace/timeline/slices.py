@@ -143,10 +143,7 @@ def args_by_row(args: Args) -> dict[int, dict[str, Value]]:
 
 
 def distinct_args(args: Args) -> tuple[Int64Array, Int64Array, list[dict[str, Value]]]:
-    """Return (rows, index, distinct): the slices with args, and for each the index of its args in `distinct`.
-
-    The first two are int64[n].
-    """
+    """Return (rows, index, distinct): int64[n] slices with args, int64[n] index of their args in `distinct`."""
     if not args:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), []
     rows, *next_rows = (column.rows for column in args.values())

@@ -185,14 +185,14 @@ def _find_cuts(timeline: Timeline) -> list[tuple[int, int]]:
     moments = timeline.step_ends
     number = first_ended_step(timeline) + np.arange(1, len(moments) + 1)
     row = np.searchsorted(columns.start, moments)
-    others = slices.take(np.flatnonzero((slices.kind != MODULE) & (slices.kind != RANGE)))
+    uncut = slices.take(np.flatnonzero((slices.kind != MODULE) & (slices.kind != RANGE)))
     is_cut = row < len(columns)
-    for start, end in ((columns.start, columns.end), (others.start, others.end), _calls_with_backward(columns)):
+    for start, end in ((columns.start, columns.end), (uncut.start, uncut.end), _calls_with_backward(columns)):
         is_cut &= np.searchsorted(np.sort(start), moments) == np.searchsorted(np.sort(end), moments)
     row, moments, number = row[is_cut], moments[is_cut], number[is_cut]
     # The first span must have the step's number, and no backward pass may start between the cut and this span.
     is_first = columns.complete[row] & (columns.step[row] == number) & (columns.phase[row] == FORWARD)
-    passes = np.sort(others.start[others.kind == BACKWARD_PASS])
+    passes = np.sort(uncut.start[uncut.kind == BACKWARD_PASS])
     is_first &= np.searchsorted(passes, moments) == np.searchsorted(passes, columns.start[row])
     cuts, first = list[tuple[int, int]](), 0
     for cut in zip(row[is_first].tolist(), moments[is_first].tolist(), strict=True):

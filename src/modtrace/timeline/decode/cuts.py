@@ -51,9 +51,9 @@ class _BlockCounters(NamedTuple):
 def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *, is_part: bool = False) -> list[int]:
     """Return the serial numbers at which a ring can be cut, so that no later event belongs to an earlier one.
 
-    The result is empty if names are lost. Cuts are after ends of steps, except the last, so that no piece is only an
-    evaluation; without ends, cuts can be anywhere. Numbers given out before a part of a ring are lower than the first
-    one given out in it; they can be any number if none is given out in it.
+    Empty if names are lost. Cuts are after ends of steps, except the last, so that no piece is only an evaluation;
+    without ends, cuts can be anywhere. Numbers given out before a part of a ring are lower than the first one in it, or
+    unknown if it has none.
     """
     count = _FIRST_THREAD + len(lookup.threads) + 2 * len(lookup.names) + 1
     cuts = list[int]()

@@ -78,9 +78,7 @@ def lasts_too_long(call: OpenCall, duration_ns: int, usual_ns: int | None) -> bo
     """Return whether an open call lasts much longer than its usual duration, or a minute if that is unknown."""
     if call.phase in _VARYING_CATEGORIES or (usual_ns is None and call.phase == "user"):  # perhaps the whole program
         return False
-    if usual_ns is None:
-        return duration_ns > HUNG_WITHOUT_HISTORY_NS
-    return duration_ns > max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS)
+    return duration_ns > (HUNG_WITHOUT_HISTORY_NS if usual_ns is None else max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS))
 
 
 class ThreadStack(NamedTuple):

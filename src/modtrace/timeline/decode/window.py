@@ -114,8 +114,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
 def find_last_steps(read: pieces.ReadRing, serials: range, max_events: int) -> tuple[int, int] | None:
     """Return the numbers of the first step that ends in a ring, and of the first of its last complete steps.
 
-    The last steps have at most `max_events` together, unless the last one alone has more. None if the ring is not
-    large, or if its steps have no ends.
+    The last steps have up to `max_events`, or are a single step. None if the ring is small, or its steps have no ends.
     """
     probe = _RingProbe(read, serials)
     if not probe.is_large:
@@ -255,16 +254,16 @@ class _RingProbe:
         is_first = window.start == self._serials.start
         has_unstarted = is_first and window.start > 0  # a range whose start was overwritten belongs to the first step
         later = np.zeros(0, np.int64)  # values of ranges that start after the window
-        started, ended = (events.value[events.kind == kind] for kind in RANGE_KINDS)
+        start_values, end_values = (events.value[events.kind == kind] for kind in RANGE_KINDS)
         parts = [events if is_first else _with_started_ranges(events)]
         for part in pieces.parts_of(range(window.stop, self._serials.stop)):
-            if not has_unstarted and np.isin(started, ended).all():
+            if not has_unstarted and np.isin(start_values, end_values).all():
                 break
             edges = self._read(part, {*Kind} - {*RANGE_KINDS}).slots.events
             later = np.concatenate([later, edges.value[edges.kind == Kind.RANGE_BEGIN]])
-            in_window = np.isin(edges.value, started) | has_unstarted & ~np.isin(edges.value, later)
+            in_window = np.isin(edges.value, start_values) | has_unstarted & ~np.isin(edges.value, later)
             parts.append(edges.take((edges.kind == Kind.RANGE_END) & in_window))
-            ended = np.concatenate([ended, parts[-1].value])
+            end_values = np.concatenate([end_values, parts[-1].value])
         return pieces.join_events(parts)
 
     def start_ns(self, start: int) -> int | None:
