@@ -376,11 +376,11 @@ def test_signal_that_the_program_handles_is_not_taken_for_stacks(tmp_path: Path,
     done = run_forked("-c", HANDLES, taken, tmp_path / "run.modtrace")
 
     assert done.stdout.splitlines() == [
-        "stacks_on_signal: this program handles SIGUSR2 itself; take another signal",
+        "stacks_on_signal: this program handles SIGUSR2 itself; choose another signal",
         "stacks_on_signal: SIGKILL can have no handler: [Errno 22] Invalid argument",
-        "stacks_on_signal is 1000; it must be a signal, as signal.SIGUSR2",
+        "stacks_on_signal is 1000; give a signal, such as signal.SIGUSR2",
         "[]",
-        "stacks_on_signal needs a ring: the stacks are written beside its file",
+        "stacks_on_signal needs a ring: the stacks are written next to its file",
     ]
 
 

@@ -1,6 +1,6 @@
-"""Recordings: their start and stop, what writes their events, and what a signal saves.
+"""Recordings: their start and stop, the engines that write their events, and the files that they save.
 
-`record` makes one: options that make no sense fail there, before the training begins.
+`record` makes a recording; invalid options raise there, before the training starts.
 """
 
 import os
@@ -57,67 +57,66 @@ def record(
     keep_when: str | Sequence[str] | None = None,
     role: str | None = None,
 ) -> Recording:
-    """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
+    """Return a new recording of the times at which modules run: forward, backward and recompute. Start it to record.
 
-    One recording runs at a time in a process. What fails inside it is logged once and the recording stops; the
-    training goes on. `modtrace run` and `MODTRACE=` take these options too, by these names.
+    One recording runs at a time in a process. An error inside it is logged once, and stops the recording; the
+    training goes on. `modtrace run` and `MODTRACE=` have the same options under these names.
 
-    A step ends by itself where an optimizer steps: one that steps again begins the next. Several optimizers that take
-    turns share a step, and gradients that are accumulated before are one. Once `step` is called, only its calls count.
+    A step ends when an optimizer steps; if that optimizer steps again, the next step starts. Several optimizers that
+    take turns share a step, and accumulated gradients are one. Once `step` is called, only its calls end steps.
 
     Args:
-        path: where to save at the end; the suffix picks the format: `.pftrace`, `.json` (both also with `.gz`),
-            `.html`, `.zip`, `.speedscope.json`, `.folded`. None saves nothing until `save`. In it and in `ring`, `%r`
+        path: the file to save at the end; the suffix picks the format: `.pftrace`, `.json` (both also with `.gz`),
+            `.html`, `.zip`, `.speedscope.json`, `.folded`. None saves nothing until `save`. In `path` and `ring`, `%r`
             is the rank, `%p` the process id, `%h` a hash of the host's name, and `%%` a percent sign.
-        engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
-        capacity: how many events are kept, 32 bytes each; the oldest are overwritten.
-        ring: a file behind the ring: it survives SIGKILL, and another process can read it. If the ring of an ended
-            process has this name (`run.modtrace`), that becomes `run.1.modtrace`, or takes the next number. If one that
-            runs has it, the new ring takes the number, and a warning says so.
-        model: root of the names: this module or, if a text, every module whose class has this name. None: each
-            outermost called module, or the module that contains it, if that was called before, on any thread, or calls
-            it in a method of its own.
-        max_steps: stop, and save where a path is given, after so many steps.
-        schedule: which steps to record, as `torch.profiler.schedule` makes it. Each of its cycles goes to a file of its
-            own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.
-        shapes: also record shapes and dtypes of the tensors that go into each call.
-        memory_interval: also sample the memory of the process, and of the current GPU as torch's allocator counts it.
-            It is read when modules are called, at most once in so many seconds.
-        memory: also record how many bytes tensors hold, on a GPU of CUDA as soon as the process allocates there, else
-            on the CPU, whenever a call begins or ends: what each module keeps (`retained_bytes`), the most inside it
-            (`peak_bytes`), and who holds it at the peak. It needs the native engine.
-        on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
-        stacks_on_signal: write the Python stacks of all threads to `RING.stacks` whenever this signal comes
-            (`signal.SIGUSR2`), by faulthandler; `modtrace where --stacks` sends it. The handler stays until the
-            process ends.
+        engine: "native", "python", or "auto": native if it is built (`modtrace build`), otherwise python.
+        capacity: maximum number of events, 32 bytes each; the oldest are overwritten.
+        ring: the file of the ring: it survives SIGKILL, and another process can read it. If the ring of an ended
+            process has this name (`run.modtrace`), it becomes `run.1.modtrace`, or gets the next number. If a running
+            process uses the name, the new ring gets the number, and a warning reports it.
+        model: root of the names: this module, or every module whose class has this name. None: each outermost called
+            module. If a module that contains it was called before, on any thread, or calls it in a method of its own,
+            that module is the root.
+        max_steps: stop after this number of steps, and save if a path is given.
+        schedule: the steps to record, as `torch.profiler.schedule` returns it. Each cycle has its own file,
+            `step.cycle0.pftrace`, which is written when the cycle ends; `timeline` returns the last cycle.
+        shapes: also record shapes and dtypes of each call's input tensors.
+        memory_interval: also sample the memory of the process, and of the current GPU by torch's allocator, when
+            modules are called; the minimum interval in seconds.
+        memory: also record the bytes that tensors hold whenever a call starts or ends, on a CUDA GPU as soon as the
+            process allocates there, otherwise on the CPU. Gives the bytes that each module keeps (`retained_bytes`),
+            the maximum inside it (`peak_bytes`), and the holders at the peak. Needs the native engine.
+        on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and continue.
+        stacks_on_signal: let faulthandler write the Python stacks of all threads to `RING.stacks` whenever this signal
+            comes (`signal.SIGUSR2`); `modtrace where --stacks` sends it. The handler stays until the process ends.
         host_name: write the host's name into the recording instead of a hash of it.
-        strip_wrappers: name modules as if those that wrap others were not there, so that names compare between runs:
+        strip_wrappers: leave modules that wrap others out of names, so that names are equal in different runs:
             `GPT.blocks.0`, not `DistributedDataParallel.module.blocks.0`. Wrappers that only pass calls on (of
-            torch.compile, PEFT, Fabric, activation checkpoints) are shown as what they wrap. Those that do work of
-            their own (DistributedDataParallel, FSDP) have spans around it.
-        device_times: also record when the device (a GPU) is in chosen calls, by events on its streams, without a
-            profiler and without waiting for it. A number chooses so many levels of calls: 1 is the outermost calls
-            only, 2 also those that they make. True is 2 levels. A text chooses the calls whose fully qualified name
-            matches this pattern, like a shell's: `"GPT.blocks.*"`, of any level, or `"GPT.blocks.*,3"`, of 3 levels. It
-            needs the native engine; where there is no device, one warning says so, and the recording goes on.
-        ranges: also record named ranges: what `torch.profiler.record_function` names, in torch and in your code,
+            torch.compile, PEFT, Fabric, activation checkpoints) are shown as the module that they wrap. Wrappers with
+            work of their own (DistributedDataParallel, FSDP) have spans.
+        device_times: also record when the device (a GPU) runs chosen calls, by events on its streams, without a
+            profiler and without waiting for it. A number chooses levels of calls: 1 is only the outermost calls, 2
+            also the calls inside them. True is 2 levels. A text is a shell pattern of fully qualified names:
+            `"GPT.blocks.*"` chooses all levels of these calls, `"GPT.blocks.*,3"` three levels. Needs the native
+            engine; without a device, one warning reports it, and the recording continues.
+        ranges: also record named ranges: those of `torch.profiler.record_function`, in torch and in your code,
             without a profiler, and clipping, scalers, schedulers, others' optimizers, compilations and saving; also
-            garbage collections of at least 0.1 ms.
-        flops: also count the FLOPs of matrix products, convolutions, attention and what `register_flop_formula` of
-            torch has a formula for. They are counted once per shapes of inputs: at the first outermost call with new
-            shapes, until its backward is over. It needs the native engine.
-        workers: also record the fetches, ranges and modules of the worker processes that a `DataLoader` starts
-            meanwhile. Each worker is a process of the timeline.
-        keep: how many rings of ended processes to keep under numbers; older ones are removed.
-        keep_when: save small traces around steps that meet a condition, in `run.kept` beside `ring`, which it needs:
-            `"step > 3x; gc > 200ms"`, as `modtrace watch` takes it. Another process, which this one starts and does not
-            wait for, reads the ring and saves them. `()` keeps only what `Recording.keep` asks for; `"signal"` keeps
-            when SIGUSR1 comes, or the signal of `on_signal`, which then needs no path.
-        role: what this process does in its job ("trainer", "rollout"). It is called `trainer 3` then, not `rank 3`, and
-            its rank is one among those of its role. None: what torchrun's `--role` says, if anything.
+            garbage collections of 0.1 ms or more.
+        flops: also count the FLOPs of matrix products, convolutions, attention and operators with a formula by
+            torch's `register_flop_formula`. They are counted once for each set of input shapes: at the first outermost
+            call with new shapes, until its backward is over. Needs the native engine.
+        workers: also record the fetches, ranges and modules of the worker processes that a `DataLoader` starts during
+            the recording. Each worker is a process of the timeline.
+        keep: number of rings of ended processes to keep under numbers; older rings are removed.
+        keep_when: save small traces around steps that meet a condition of `modtrace watch`, such as
+            `"step > 3x; gc > 200ms"`, in `run.kept` next to `ring`, which it needs. Another process, which this one
+            starts and does not wait for, reads the ring and saves them. `()` saves only for calls of `Recording.keep`;
+            `"signal"` saves when SIGUSR1 comes, or the signal of `on_signal`, which then needs no path.
+        role: the role of this process in its job ("trainer", "rollout"). The process is then called `trainer 3`, not
+            `rank 3`, and its rank counts in its role. None: the role of torchrun's `--role`, if any.
 
     Raises:
-        RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.
+        RecordingError: an argument is invalid, `%r` has no value, or this is a free-threaded build of CPython.
         WriteError: nothing can be saved at `path`.
 
     Example:
@@ -127,28 +126,28 @@ def record(
     check_can_record()
     if stacks_on_signal is not None:
         if stacks_on_signal not in set(signal.Signals):
-            raise RecordingError(f"stacks_on_signal is {stacks_on_signal!r}; it must be a signal, as signal.SIGUSR2")
+            raise RecordingError(f"stacks_on_signal is {stacks_on_signal!r}; give a signal, such as signal.SIGUSR2")
         if ring is None:
-            raise RecordingError("stacks_on_signal needs a ring: the stacks are written beside its file")
+            raise RecordingError("stacks_on_signal needs a ring: the stacks are written next to its file")
     if keep_when is not None and schedule is not None:
-        raise RecordingError("keep_when watches recordings without a schedule only")
+        raise RecordingError("keep_when cannot be used with a schedule")
     if workers and schedule is not None:
-        raise RecordingError("workers are recorded without a schedule only")
+        raise RecordingError("workers cannot be used with a schedule")
     options = CaptureOptions(
         engine=_checked(check_engine, engine),
         capacity=_checked(check_capacity, capacity),
         host_name=host_name,
         role=role_in(os.environ) if role is None else _checked(check_role, role),
-        model=_where_names_start(model),
-        events=EngineOptions(None, strip_wrappers, _device_choice(device_times), ranges, memory, flops),
+        model=_check_model(model),
+        events=EngineOptions(None, strip_wrappers, _parse_device_times(device_times), ranges, memory, flops),
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
         keep=_checked(partial(check_count, "keep"), keep),
         workers=workers,
     )
     for name in options.events.native_only if engine == "python" else ():
-        instead = ", or memory_interval=0" if name == "memory" else ""
-        raise RecordingError(f"{name} needs the native engine; give engine='native' or 'auto'{instead}")
+        alternative = ", or memory_interval=0" if name == "memory" else ""
+        raise RecordingError(f"{name} needs the native engine; give engine='native' or 'auto'{alternative}")
     return Recording(
         path,
         ring=ring,
@@ -168,7 +167,7 @@ def _checked(check: Callable[[object], _Value], value: object) -> _Value:
         raise RecordingError(str(error)) from None
 
 
-def _where_names_start(model: nn.Module | str | None) -> weakref.ref[nn.Module] | str | None:
+def _check_model(model: nn.Module | str | None) -> weakref.ref[nn.Module] | str | None:
     if isinstance(model, nn.Module):
         return weakref.ref(model)
     if not isinstance(model, str | None):
@@ -176,14 +175,14 @@ def _where_names_start(model: nn.Module | str | None) -> weakref.ref[nn.Module] 
     return model
 
 
-def _device_choice(wanted: bool | int | str) -> DeviceChoice | None:
-    if wanted is False:
+def _parse_device_times(option: bool | int | str) -> DeviceChoice | None:
+    if option is False:
         return None
-    text = wanted if isinstance(wanted, str) else f"*,{_DEFAULT_DEPTH if wanted is True else wanted}"
+    text = option if isinstance(option, str) else f"*,{_DEFAULT_DEPTH if option is True else option}"
     match = re.fullmatch(r"(?P<pattern>[^,]+)(?:,(?P<levels>[1-9]\d*))?", text)
     if match is None:
         raise RecordingError(
-            f"device_times is {wanted!r}; it must be True, a number of levels of calls, 1 or more, or a pattern of "
-            "names, as 'GPT.blocks.*' or 'GPT.blocks.*,3'"
+            f"device_times is {option!r}; it must be True, a number of levels of calls, 1 or more, or a pattern of "
+            "names, such as 'GPT.blocks.*' or 'GPT.blocks.*,3'"
         )
     return DeviceChoice(match["pattern"], None if match["levels"] is None else int(match["levels"]))

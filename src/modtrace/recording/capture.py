@@ -1,6 +1,6 @@
-"""Writes the events of a recording: chooses the engine, makes ring, engine and sampler, and handles their errors.
+"""Writes the events of a recording: chooses the engine, makes ring and engine, and handles their errors.
 
-The header has versions and hardware, nothing that names a person, a machine or a script.
+The ring's header has versions and hardware, and nothing that names a person, a machine or a script.
 """
 
 import logging
@@ -35,21 +35,21 @@ from .signals import write_stacks_on
 
 _log = logging.getLogger("modtrace")
 
-# Loads the native engine if it is built. Now, and not when a recording begins: torch holds a lock while the engine
-# gives it a callback, and a child that is forked meanwhile would wait for that lock for ever.
+# Loads the native engine, if it is built, before any recording starts: torch holds a lock while the engine registers a
+# callback, and a child that is forked at that time would wait for the lock forever.
 if hasattr(os, "fork"):
     why_unavailable()
 
 
 class CaptureOptions(NamedTuple):
-    """Arguments of `record`, which documents and checks them: what is recorded, and into which ring."""
+    """The arguments of `record` (see there) about the events to record and the ring that holds them."""
 
     engine: EngineName
     capacity: int
     host_name: bool
     role: str | None
     model: weakref.ref[nn.Module] | str | None
-    events: EngineOptions  # what the engine records; its `model` is the one above
+    events: EngineOptions  # the options of the engine, except its `model`, which is the field above
     sampler: Sampler
     stacks_on_signal: int | None
     keep: int
@@ -57,22 +57,22 @@ class CaptureOptions(NamedTuple):
 
 
 class Capture:
-    """Writes events from `start` to `stop`; both can be called again where an interrupt came in between.
+    """Writes events from `start` to `stop`; both can be called again after an interrupt.
 
     Args:
-        ring: a file behind the ring, or None.
-        options: what is recorded.
-        first_step: the number of its first step; None if it is one of several parts.
+        ring: the path of the ring's file; None keeps the ring in memory.
+        options: the events to record, and the ring.
+        first_step: the number of its first step; None for a cycle of a schedule.
 
     Raises:
-        RecordingError: the signal for stacks cannot be listened to.
-        RingError: the ring's file cannot be made or its space not be reserved.
-        EngineError: the native engine is asked for and is not built.
+        RecordingError: the signal for stacks can have no handler.
+        RingError: the ring's file cannot be made, or its space cannot be reserved.
+        EngineError: the options require the native engine, and it is not built.
     """
 
     def __init__(self, ring: str | None, options: CaptureOptions, first_step: int | None) -> None:
-        kind, stacks_signal = choose_engine(options.engine), options.stacks_on_signal
-        metadata = recording_metadata(kind, options.capacity, options.host_name)
+        engine_name, stacks_signal = choose_engine(options.engine), options.stacks_on_signal
+        metadata = recording_metadata(engine_name, options.capacity, options.host_name)
         optional = {
             "role": options.role,
             FIRST_STEP: first_step,
@@ -89,25 +89,24 @@ class Capture:
                 os.unlink(os.path.join(self.ring.folder.path, os.path.basename(self.ring.path)))
                 raise
         model = options.model() if isinstance(options.model, weakref.ref) else options.model
-        # What writes the events.
-        self.engine = make_engine(kind, self.ring, self._on_error, options.events._replace(model=model))
+        self.engine = make_engine(engine_name, self.ring, self._on_error, options.events._replace(model=model))
         self._sampler = options.sampler
         self._step_notes = StepNotes(self.ring.names, self.engine, self._on_error)
         self._clocks = JobClocks(self.ring.names)
-        self._failed = False
-        self.started = False  # whether `start` was called
+        self._has_failed = False
+        self.is_started = False  # whether `start` was called
 
     def start(self) -> None:
-        """Begin to write events."""
-        self.started = True
+        """Start to write events."""
+        self.is_started = True
         self._sampler.start(self.engine, self.ring.names, self._on_error)
         self.engine.start()
         self._clocks.start()
 
     def stop(self) -> None:
-        """End, and restore what of torch was wrapped; the ring stays readable."""
+        """Stop writing events, and restore the wrapped functions of torch; the ring stays readable."""
         self.note_libraries()
-        if self.started and not self._failed:
+        if self.is_started and not self._has_failed:
             self._step_notes.finish()
         self._step_notes.close()
         self.engine.stop()
@@ -122,16 +121,16 @@ class Capture:
             self._report(error)
 
     def note_libraries(self) -> None:
-        """Note what is loaded now: a recording that began before the script did knows none of its libraries."""
+        """Note the loaded libraries again: a recording can start before the script imports them."""
         self.ring.metadata = {**self.ring.metadata, "libraries": _libraries()}
 
     def note_optimizer(self, description: Mapping[str, object]) -> None:
-        """Write into the ring what `describe_optimizer` returned."""
+        """Note a description by `describe_optimizer` in the ring."""
         self.ring.names.note({"kind": "optimizer", **description})
 
     def write_mark(self, kind: Kind, text: str | None, value: int) -> None:
-        """Write one event of this thread, with a text or with no name."""
-        if not self._failed:
+        """Write one event of this thread, with a text or without a name."""
+        if not self._has_failed:
             try:
                 self.engine.write_event(kind, NO_NAME if text is None else self.ring.names.text(text), value)
                 if kind in (Kind.STEP, Kind.OPTIMIZER_STEP):
@@ -140,12 +139,15 @@ class Capture:
                 self._on_error(error)
 
     def reader(self, running: bool) -> tuple[Callable[..., RingSnapshot], range]:
-        """Return what reads the events so far, or some serial numbers without some kinds, and their serial numbers."""
+        """Return a function that reads the events so far, and the range of their serial numbers.
+
+        The function takes a part of this range, and kinds to leave out.
+        """
         if running:
             self.note_libraries()
         self.engine.finish_notes()
         serials = self.ring.serials()
-        records = list(self.ring.names.records)  # those that the events so far need, and no later ones
+        records = list(self.ring.names.records)  # the events so far need no later records
 
         def read(part: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
             snapshot = self.ring.read(part, without)
@@ -156,27 +158,27 @@ class Capture:
         return read, serials
 
     def unmatched_model(self) -> str | None:
-        """Return the class given as `model=` if names started at no module of it; else None."""
-        return self.engine.module_names.unmatched_model() if self.started else None
+        """Return the class given as `model=` if no module of it was called; otherwise None."""
+        return self.engine.module_names.unmatched_model() if self.is_started else None
 
     def after_fork(self) -> None:
-        """End in a forked child: the ring and its file are the parent's."""
-        self._failed = True
+        """End in a forked child: the ring and its file belong to the parent."""
+        self._has_failed = True
         self.engine.after_fork()
         self._sampler.stop()
         self._clocks.after_fork()
 
     def _on_error(self, error: BaseException) -> None:
-        """Stop recording after an error inside modtrace, and log it; called from within the user's own calls.
+        """Stop recording after an error inside modtrace, and log it; called inside the user's own calls.
 
-        An interrupt, or what the handler of a signal raised while our code ran, is the user's: it is raised.
+        An interrupt, or an exception of a signal's handler during modtrace's code, belongs to the user and is raised.
         """
         if not isinstance(error, Exception) or raised_by_handler(error):
             raise error
-        if self._failed or isinstance(error, RecursionError):
-            # If the user's code has used the stack up, a call is not recorded, and the recording goes on.
+        if self._has_failed or isinstance(error, RecursionError):
+            # If the user's code has used up the stack, a call is not recorded, and the recording goes on.
             return
-        self._failed = True
+        self._has_failed = True
         self.stop()
         self._report(error)
 
@@ -186,10 +188,10 @@ class Capture:
         )
 
 
-def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
-    """Return the engine to use where `wanted` is asked for; "auto" takes the native one where it can be had."""
-    if wanted != "auto":
-        return wanted
+def choose_engine(option: EngineName) -> Literal["native", "python"]:
+    """Return the engine for an option: "auto" is the native engine if it can be loaded, otherwise the Python engine."""
+    if option != "auto":
+        return option
     reason = why_unavailable()
     if reason is None:
         return "native"
@@ -198,16 +200,16 @@ def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
 
 
 def make_engine(
-    kind: Literal["native", "python"], ring: Ring, on_error: OnError, options: EngineOptions
+    name: Literal["native", "python"], ring: Ring, on_error: OnError, options: EngineOptions
 ) -> NativeEngine | PythonEngine:
-    """Return an engine that was not started.
+    """Return a new engine; start it to write events.
 
-    Raises EngineError if the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
+    Raises EngineError if the native engine cannot be loaded, or the Python engine shall count FLOPs.
     """
-    if kind == "native":
+    if name == "native":
         return NativeEngine(ring, on_error, options)
     if options.flops:
-        raise EngineError("flops needs the native engine; `modtrace build` makes it, `modtrace doctor` says what lacks")
+        raise EngineError("flops needs the native engine; make it by `modtrace build`, or see `modtrace doctor`")
     for option in options.native_only:
         warn_without(option, "the Python engine has none; `modtrace doctor` says why the native one is not used")
     return PythonEngine(ring, on_error, options)
@@ -223,7 +225,7 @@ _LIBRARIES = (
     *("flash_attn", "xformers", "peft", "megatron", "apex", "transformer_engine", "torchtitan", "timm", "vllm"),
     *("bitsandbytes", "datasets"),
 )
-"""Libraries whose versions are noted where they are loaded."""
+"""Libraries whose versions are noted if they are loaded."""
 
 
 def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str, object]:
@@ -243,7 +245,7 @@ def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str,
 
 
 def _system() -> dict[str, object]:
-    """Return the hardware and the libraries that are loaded; takes less than a millisecond and starts no GPU."""
+    """Return the hardware and the loaded libraries, within a millisecond and without initializing a GPU."""
     system: dict[str, object] = {
         "os": f"{platform.system()} {platform.machine()}",
         "cpu": _first_match(_CPU_INFO, r"model name\s*: (.+)"),
@@ -258,19 +260,19 @@ def _system() -> dict[str, object]:
 
 
 def _libraries() -> str:
-    """Return names and versions of the libraries that are loaded."""
-    loaded = ((name, getattr(sys.modules[name], "__version__", None)) for name in _LIBRARIES if name in sys.modules)
-    return ", ".join(f"{name} {version}" for name, version in loaded if isinstance(version, str))
+    """Return the names and versions of the loaded libraries."""
+    versions = ((name, getattr(sys.modules[name], "__version__", None)) for name in _LIBRARIES if name in sys.modules)
+    return ", ".join(f"{name} {version}" for name, version in versions if isinstance(version, str))
 
 
 def _gpus() -> str | None:
-    """Return number and model of the NVIDIA GPUs (`8 × NVIDIA A100-SXM4-80GB`), from their driver."""
+    """Return the number and model of the NVIDIA GPUs (`8 × NVIDIA A100-SXM4-80GB`), from their driver."""
     models = [_first_match(path, r"Model:\s*(.+)") for path in sorted(_NVIDIA_GPUS.glob("*/information"))]
     return f"{len(models)} × {models[0]}" if models and models[0] else None
 
 
 def _first_match(path: Path, pattern: str) -> str | None:
-    """Return what a pattern finds in the first bytes of a file; None if it finds nothing or the file is missing."""
+    """Return the first group of a pattern in the first bytes of a file; None without a match or without the file."""
     try:
         with path.open(encoding="utf-8") as file:
             match = re.search(pattern, file.read(_HEAD_BYTES))

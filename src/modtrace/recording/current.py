@@ -1,7 +1,7 @@
 """The recording that runs in this process: one at a time, started and stopped by one thread at a time.
 
-A recording is the current one from before anything of it is switched on until all of it is off. So what an interrupt
-left half done is found: by another `stop` of it, or by the next recording, which first stops it. An interrupt does not
+A recording becomes the current one before its first part is switched on, and stays it until the last part is off. So
+after an interrupt, a second `stop`, or the start of the next recording, finds it and stops it. An interrupt does not
 skip the end of a `with` block either.
 """
 
@@ -22,7 +22,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class _BlockExit:
-    """A descriptor: when the `__exit__` that it binds dies, the block is over."""
+    """A descriptor that binds `__exit__`; the deletion of the bound method marks the end of the block."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -44,47 +44,47 @@ def _on_end(block: Recording | None) -> None:
 
 
 def block_exit(function: _Function) -> _Function:
-    """Make a method the `__exit__` of a class; `_stop_and_log` is called where a block ended without it.
+    """Make a method the `__exit__` of a class; if a block ends without a call of it, `_stop_and_log` is called.
 
-    The exception of a signal's handler can come at the end of `__enter__`, and before the first line of `__exit__`.
-    The recording would go on after the block. But a `with` statement holds the bound `__exit__` from before it calls
-    `__enter__` until it is over, so the block ends when that dies. Once nothing is left to do, the class sets `_block`
-    to None.
+    The exception of a signal's handler can come at the end of `__enter__`, or before the first line of `__exit__`, and
+    the recording would go on after the block. But a `with` statement holds the bound `__exit__` from before its call of
+    `__enter__` until its end, so the block ends when that method is deleted. After a stop the class sets `_block` to
+    None.
 
     Args:
-        function: the method. The class also has `_entered`, which `__enter__` sets, and `_block`, which is ours.
+        function: the method. `__enter__` of its class sets `_entered`; this descriptor sets `_block`.
     """
     return cast("_Function", _BlockExit(function))
 
 
 _exclusive = Exclusive()
 _current: Recording | None = None
-_complete = False
-"""Whether all of `_current` is switched on; False while it is started or stopped."""
+_is_on = False
+"""Whether all of `_current` is switched on; False while it starts or stops."""
 
 
 def current() -> Recording | None:
     """Return the recording that runs in this process, or None; `modtrace.current().stop()` ends it."""
-    return _current if _complete else None
+    return _current if _is_on else None
 
 
 def is_running(recording: Recording) -> bool:
     """Whether this recording runs."""
-    return _current is recording and _complete
+    return _current is recording and _is_on
 
 
 def start_alone(recording: Recording) -> None:
-    """Switch `recording` on, as the one that runs; one that is replaceable is stopped first.
+    """Make `recording` the current one and switch it on; a replaceable one is stopped first.
 
-    Where that raises, `stop_alone` is still to be called.
+    If this raises, call `stop_alone`.
 
     Raises:
-        RecordingError: another one runs.
+        RecordingError: another recording runs.
     """
 
     def start() -> None:
-        global _current, _complete
-        if _current is not None and not _complete:
+        global _current, _is_on
+        if _current is not None and not _is_on:
             _current._switch_off()
             _current = None
         if _current is not None and _current.internal.is_replaceable:
@@ -95,16 +95,16 @@ def start_alone(recording: Recording) -> None:
                 f"a recording is running in this process, {_current._outputs.destination}; "
                 "stop it before starting another: modtrace.current().stop()"
             )
-        _complete = False
+        _is_on = False
         _current = recording
         recording._switch_on()
-        _complete = True
+        _is_on = True
 
     _exclusive.run(start)
 
 
 def change_alone(recording: Recording, change: Callable[[], None]) -> None:
-    """Call `change` where `recording` runs, and nothing starts or stops one meanwhile."""
+    """Call `change` if `recording` runs, while no thread can start or stop a recording."""
 
     def change_if_running() -> None:
         if is_running(recording):
@@ -114,16 +114,16 @@ def change_alone(recording: Recording, change: Callable[[], None]) -> None:
 
 
 def stop_alone(recording: Recording) -> bool:
-    """Switch `recording` off, and return whether it ran until now."""
+    """Switch `recording` off, and return whether it was running."""
 
     def stop() -> bool:
-        global _current, _complete
+        global _current, _is_on
         if _current is not recording:
             return False
-        ran, _complete = _complete, False
+        was_running, _is_on = _is_on, False
         recording._switch_off()
         _current = None
-        return ran
+        return was_running
 
     return _exclusive.run(stop)
 

@@ -1,7 +1,7 @@
-"""The workers of a DataLoader: each records itself in a small ring, and the recording that ran then joins these.
+"""The workers of a DataLoader: each records itself in a small ring, and the recording joins these rings.
 
-torch's function that a worker runs is replaced once per process. A forked worker inherits the folder of the rings; one
-that is started anew gets it with the function.
+torch's function that a worker runs is replaced once per process. A forked worker inherits the folder of the rings; a
+spawned worker gets it with the function.
 """
 
 import contextlib
@@ -29,42 +29,42 @@ from ..timeline.select import steps_at
 from ..track.torch_ranges import wrap_function
 
 _CAPACITY = 1 << 13
-"""Events that are kept of each worker."""
+"""Maximum number of events of each worker."""
 _LOOP_MODULE, _FETCH_MODULE = "torch.utils.data._utils.worker", "torch.utils.data._utils.fetch"
 
 _log = logging.getLogger("modtrace")
 
 
 class WorkerRings:
-    """The rings of the workers that start between `start` and `stop`, in a folder that is gone when this is.
+    """The rings of the workers that start between `start` and `stop`, in a folder that is deleted with this object.
 
-    Another process removes the folder when this process has ended however it ended, and so have its forked children.
+    After this process and its forked children have ended in any way, another process removes the folder.
     """
 
     def __init__(self, record: Callable[..., Any], engine: EngineName) -> None:
         self._folder = tempfile.mkdtemp(prefix="modtrace-workers-")
-        self._started = record, engine, self._folder
+        self._worker_arguments = record, engine, self._folder
         weakref.finalize(self, _remove, self._folder, _remove_after_this_process(self._folder), os.getpid())
 
     def start(self) -> None:
-        """Begin: workers that start from now on record themselves."""
-        global _active
+        """Make workers that start from now on record themselves."""
+        global _active_arguments
         call_after_import(_LOOP_MODULE, _install)
-        _active = self._started
+        _active_arguments = self._worker_arguments
 
     def stop(self) -> None:
-        """End; workers that run go on."""
-        global _active
-        _active = None
+        """Make workers that start from now on run without a recording; running ones go on."""
+        global _active_arguments
+        _active_arguments = None
 
-    def joined(self, timeline: Timeline) -> Timeline:
-        """Return a timeline with what the workers have recorded so far, each as a process; their spans have its steps.
+    def add_to(self, timeline: Timeline) -> Timeline:
+        """Return a timeline with the workers' events so far, each worker as a process with the timeline's steps.
 
-        What the result says of losses is of the timeline alone.
+        The result's `stats` count only losses of `timeline`.
         """
         parts = [timeline]
         for name in sorted(os.listdir(self._folder)):
-            with contextlib.suppress(ModtraceError):  # it is being made
+            with contextlib.suppress(ModtraceError):  # the worker is just making its ring
                 part = build_timeline(read_ring(os.path.join(self._folder, name)))
                 part = replace_processes(part, partial(Process._replace, program=name.split(",")[0]))
                 step = steps_at(timeline, part.slices.start, starts=True)
@@ -72,24 +72,24 @@ class WorkerRings:
         return timeline if len(parts) == 1 else replace(join(parts), stats=timeline.stats)
 
 
-_active: tuple[Callable[..., Any], EngineName, str] | None = None
-"""For workers that start now: `record`, which engine, and the folder of their rings."""
+_active_arguments: tuple[Callable[..., Any], EngineName, str] | None = None
+"""The arguments for workers that start now: `record`, the engine, and the folder of their rings."""
 
 
 class _WorkerLoop:
-    """Takes the place of torch's function that a worker runs, and records it."""
+    """Replaces torch's function that a worker runs, and records the worker."""
 
-    def __init__(self, loop: Callable[..., None], active: Any = None) -> None:
-        self.loop, self._active = loop, active
+    def __init__(self, loop: Callable[..., None], arguments: Any = None) -> None:
+        self.loop, self._arguments = loop, arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         recording = None
-        if (active := self._active or _active) is not None:
+        if (arguments := self._arguments or _active_arguments) is not None:
             try:
                 worker = inspect.signature(self.loop).bind(*args, **kwargs).arguments["worker_id"]
-                recording = _record_worker(worker, *active)
+                recording = _record_worker(worker, *arguments)
             except Exception as error:
-                _log.error("nothing is recorded of a worker: %s", error)
+                _log.error("a worker is not recorded: %s", error)
         try:
             self.loop(*args, **kwargs)
         finally:
@@ -97,24 +97,24 @@ class _WorkerLoop:
                 recording.stop()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
-        return _in_new_process, (_active,)
+        return _make_in_new_process, (_active_arguments,)
 
 
 def _record_worker(worker: int, record: Callable[..., Any], engine: EngineName, folder: str) -> Any:
-    """Start a recording of this worker, into a ring in the folder, and make its fetches ranges."""
+    """Start a recording of this worker to a ring in the folder, and record its fetches as ranges."""
     ring = os.path.join(folder, f"worker {worker},{os.getpid()}")
     recording = record(ring=ring, engine=engine, capacity=_CAPACITY)
     recording.internal.is_replaceable, recording.internal.on_saved = True, lambda _: None
     recording.start()
-    for kind in vars(importlib.import_module(_FETCH_MODULE)).values():
-        if isinstance(kind, type) and "fetch" in vars(kind):
-            wrap_function(vars(kind)["fetch"], "enumerate(DataLoader)#{}.fetch", "data loading")
+    for value in vars(importlib.import_module(_FETCH_MODULE)).values():
+        if isinstance(value, type) and "fetch" in vars(value):
+            wrap_function(vars(value)["fetch"], "enumerate(DataLoader)#{}.fetch", "data loading")
     return recording
 
 
-def _in_new_process(active: Any) -> _WorkerLoop:
+def _make_in_new_process(arguments: Any) -> _WorkerLoop:
     loop = importlib.import_module(_LOOP_MODULE)._worker_loop
-    return _WorkerLoop(getattr(loop, "loop", loop), active)
+    return _WorkerLoop(getattr(loop, "loop", loop), arguments)
 
 
 def _install() -> None:
@@ -124,17 +124,19 @@ def _install() -> None:
 
 
 def _remove_after_this_process(folder: str) -> int:
-    """Have a shell remove a folder once this process has ended; return the descriptor for which it waits to close."""
-    read, write = os.pipe()
+    """Make a shell remove a folder once this process has closed the returned descriptor, or has ended."""
+    read_fd, write_fd = os.pipe()
     remove = f"sh -c 'read _; rm -rf -- \"$0\"' {shlex.quote(folder)}"
-    with contextlib.suppress(OSError, AttributeError):  # no such function in another system's library
-        # A session of its own: signals for the program's group are not for it.
-        run_without_child(f"{{ $(command -v setsid) {remove} <&3 & }} 3</proc/{os.getpid()}/fd/{read} >/dev/null 2>&1")
-    os.close(read)
-    return write
+    with contextlib.suppress(OSError, AttributeError):  # another system's C library has no such function
+        # In a session of its own, the shell does not get signals for the program's group.
+        run_without_child(
+            f"{{ $(command -v setsid) {remove} <&3 & }} 3</proc/{os.getpid()}/fd/{read_fd} >/dev/null 2>&1"
+        )
+    os.close(read_fd)
+    return write_fd
 
 
-def _remove(folder: str, awaited: int, pid: int) -> None:
-    if pid == os.getpid():  # and no forked child
+def _remove(folder: str, write_fd: int, pid: int) -> None:
+    if pid == os.getpid():  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(awaited)
+        os.close(write_fd)

@@ -1,4 +1,4 @@
-"""The handler for `torch.profiler.profile(on_trace_ready=…)`: it records, exports and merges by itself."""
+"""The handler for `torch.profiler.profile(on_trace_ready=…)`, which records, exports and merges."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ _log = logging.getLogger("modtrace")
 
 
 class TraceHandler:
-    """Merges each trace of a profiler with a recording that runs from now on; made by `on_trace_ready`.
+    """Starts a recording, and merges each trace of a profiler with it; made by `on_trace_ready`.
 
     Attributes:
         paths: the traces written so far.
@@ -38,17 +38,17 @@ class TraceHandler:
         rank = rank_in(os.environ)
         self._worker = worker_name or (f"pid{os.getpid()}" if rank is None else f"rank{rank}")
         self.paths: list[Path] = []
-        running = current()
-        self._recording = running or record(**options)
-        self._is_ours = running is None
+        running_recording = current()
+        self._recording = running_recording or record(**options)
+        self._is_ours = running_recording is None
         if self._is_ours:
-            # torch does not say that a profiler has ended for good: the recording ends with the handler. An interrupt
-            # can come as soon as it runs.
+            # torch does not report the final end of a profiler, so the recording ends with the handler. The finalizer
+            # is made first, because an interrupt can come as soon as the recording runs.
             self._close = weakref.finalize(self, self._recording.stop)
             self._recording.start()
 
     def __call__(self, profiler: profile) -> None:
-        """Export and merge what the profiler has; a trace that cannot be merged is kept as it is, and logged."""
+        """Export and merge the profiler's trace; log an error, and keep the trace that cannot be merged."""
         name = f"{self._worker}.{len(self.paths)}.json.gz"
         out = self._folder / name
         with work_folder(self._folder) as folder:
@@ -56,7 +56,7 @@ class TraceHandler:
             profiler.export_chrome_trace(exported)
             try:
                 _log.info("%s", merge_timeline(exported, self._recording.snapshot(), out))
-            except Exception as error:  # one that leaves a handler makes torch stop its profiler twice, and crash
+            except Exception as error:  # if a handler raises, torch stops its profiler twice and crashes
                 out = self._folder / f"{self._worker}.{len(self.paths)}.unmerged.json"
                 os.replace(exported, out)
                 _log.error("the profiler's trace is in %s; it could not be merged: %s", out, error)
@@ -65,7 +65,7 @@ class TraceHandler:
     def close(self) -> None:
         """Stop the recording, unless it ran before the handler was made."""
         if self._is_ours:
-            # Again where an interrupt came into it; a finalizer runs once.
+            # Called directly, because a finalizer runs only once, and an interrupt may make a second stop necessary.
             self._recording.stop()
             self._close.detach()
 
@@ -81,18 +81,19 @@ def on_trace_ready(
 ) -> TraceHandler:
     """Return a handler that writes each trace of a profiler, merged with a recording, to a folder.
 
-    The recording begins now, so make the handler where the profiler is made. It ends with the handler (`close`, the
-    end of a with block, or when nothing refers to it any more). One that runs already is used, and goes on.
+    The recording starts at once, so make the handler together with the profiler. The recording ends with the handler
+    (`close`, the end of a with block, or when nothing refers to it any more). A recording that already runs is used,
+    and continues.
 
     Args:
-        folder: where `<worker>.<number>.json.gz` go; made where it does not exist.
-        worker_name: the beginning of the files' names; None takes the rank, or the process id.
+        folder: the folder for `<worker>.<number>.json.gz`; made if it does not exist.
+        worker_name: the start of the files' names; None uses the rank, or the process id.
         options: the keyword arguments of `modtrace.record` (`engine`, `capacity`, `model`, `shapes`, …).
 
     Raises:
-        RecordingError: the options make no sense.
+        RecordingError: an option is invalid.
         RingError: the ring's file cannot be made.
-        EngineError: the native engine is asked for and cannot be had.
+        EngineError: the options require the native engine, and it cannot be loaded.
         WriteError: the folder cannot be made.
 
     Example:

@@ -33,15 +33,16 @@ from .outputs import Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
 
 _log = logging.getLogger("modtrace")
-_MAX_OPTIMIZERS = 16  # that a recording describes, none twice
+_MAX_OPTIMIZERS = 16
+"""Maximum number of different optimizers that a recording describes."""
 
 
 class Recording:
-    """A recording of when each module runs; made by `record`.
+    """A recording of the times at which modules run; made by `record`.
 
     Use it in a with block, or call `start` and `stop`. It can be started once. While it runs, any thread may call its
-    methods; `start` with a signal to save on, and the `stop` that goes with it, belong to the main thread. Whatever
-    needs a recording that was started raises `RecordingError` if it was not.
+    methods, except that `start` and `stop` of a recording with `on_signal` belong to the main thread. Methods that need
+    a started recording raise `RecordingError` before `start`.
 
     Example:
         >>> recording = modtrace.record(ring="run.modtrace").start()
@@ -72,7 +73,7 @@ class Recording:
         self._saves_on_signal = on_signal is not None and path is not None
         self._on_signal = signal.SIGUSR1 if on_signal is None and self._kept_windows.on_signal else on_signal
         self._signal = None if self._on_signal is None else SaveOnSignal(self._on_signal, self._on_signal_came)
-        self._unused = threading.Lock()
+        self._start_once = threading.Lock()  # locked by the first start, and never released after it
         self._capture: Capture | None = None
         self._timeline: Timeline | None = None
         self._written: tuple[Timeline, int] | None = None
@@ -91,12 +92,12 @@ class Recording:
 
     @block_exit
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             self.stop()
         except ModtraceError as failure:
-            if error is None:  # else the user's own error is what they need to see
+            if error is None:  # otherwise the user needs to see their own error
                 raise
             _log.error("the recording could not be saved: %s", failure)
 
@@ -106,30 +107,30 @@ class Recording:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped yet."""
+        """Whether the recording was started and not stopped yet."""
         return is_running(self)
 
     @property
     def path(self) -> str | None:
-        """Where it saves, with the rank and the like filled in; with a schedule, the cycle that runs or comes next."""
+        """The file to save to, with `%r` and the like filled in; with a schedule, that of the current or next cycle."""
         return self._outputs.path
 
     @property
     def saved_paths(self) -> list[str]:
-        """The files it has saved to `path` so far: when it stopped, a signal came or a cycle of its schedule ended."""
+        """The files saved to `path` so far: when the recording stopped, a signal came or a cycle ended."""
         return list(self._outputs.saved)
 
     @property
     def steps(self) -> int:
-        """How many training steps have ended since it started: those marked by `step`, else those of the optimizers.
+        """Number of training steps since the start: those marked by `step`, otherwise those of the optimizers.
 
-        Steps that end with backward passes, if no optimizer of torch steps, are known to the timeline only.
+        If no optimizer of torch steps, steps end with backward passes; only the timeline knows these.
         """
         return self._marked_steps or self._optimizer_steps.ended
 
     @property
     def engine(self) -> str:
-        """Which engine runs: "native" or "python".
+        """The name of the engine: "native" or "python".
 
         Raises:
             RecordingError: the recording was not started.
@@ -137,25 +138,25 @@ class Recording:
         return self._require_capture().engine.kind
 
     def start(self) -> Recording:
-        """Start recording: from now on each call of a module is recorded.
+        """Start recording each call of a module.
 
         Returns:
             The recording: `recording = modtrace.record("step.pftrace").start()`.
 
         Raises:
-            RecordingError: another recording runs, this one was started before, its signal cannot be listened to, or
+            RecordingError: another recording runs, this one was started before, its signal can have no handler, or
                 another rank writes to the same path.
-            RingError: the ring's file cannot be made or its space not be reserved.
-            EngineError: the native engine is asked for and is not built.
+            RingError: the ring's file cannot be made, or its space cannot be reserved.
+            EngineError: the recording needs the native engine, and it is not built.
         """
-        if not self._unused.acquire(blocking=False):
+        if not self._start_once.acquire(blocking=False):
             raise RecordingError("this recording was started before; make a new one with modtrace.record()")
         try:
             start_alone(self)
         except BaseException:
             stop_alone(self)
             self._capture = None
-            self._unused.release()
+            self._start_once.release()
             raise
         self._kept_windows.watch(None if self._capture is None else self._capture.ring, self.internal.warn)
         return self
@@ -170,7 +171,7 @@ class Recording:
             self._worker_rings.start()
 
     def _follow_schedule(self) -> None:
-        """Make and start what the step that begins needs."""
+        """Make and start a capture if the schedule records the new step."""
         if self._cycles.action is ProfilerAction.NONE:
             return
         if self._capture is None or self._cycle_ended:
@@ -182,7 +183,7 @@ class Recording:
                 self._capture.note_optimizer(optimizer)
             self._cycle_ended = False
         capture = self._require_capture()
-        if self._cycles.action is not ProfilerAction.WARMUP and not capture.started:
+        if self._cycles.action is not ProfilerAction.WARMUP and not capture.is_started:
             self._unsaved = True
             capture.start()
 
@@ -201,14 +202,14 @@ class Recording:
         self._block = None
 
     def stop(self) -> None:
-        """Stop recording, restore `nn.Module.__call__`, and save if a path was given; does nothing if it has stopped.
+        """Stop recording, restore `nn.Module.__call__`, and save if a path was given; does nothing after a stop.
 
-        Thread-safe; calls that are open then have no end in the timeline. A Ctrl-C waits until it has saved, unless it
-        is pressed again a second later. Where a signal's handler raises out of it, it has stopped all the same, and may
-        have saved nothing.
+        Thread-safe; calls that are open at that time have no end in the timeline. A Ctrl-C waits for the save, unless
+        it is pressed again a second later. If a signal's handler raises during this method, the recording has
+        nevertheless stopped, but may not be saved.
 
         Raises:
-            WriteError: the file cannot be written; the timeline is still there, `save` can try another path.
+            WriteError: the file cannot be written; the timeline stays readable, and `save` can try another path.
         """
         self._was_stopped = True
         self._stop()
@@ -219,30 +220,30 @@ class Recording:
 
     def _stop_and_save(self) -> None:
         try:
-            ran = stop_alone(self)
+            was_running = stop_alone(self)
         except BaseException:
             stop_alone(self)
             raise
-        if not ran:
+        if not was_running:
             return
         internal = self.internal
         if self._capture is not None and (model := self._capture.unmatched_model()) is not None:
             internal.warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
         internal.save_unsaved()
-        if (self._timeline or self._written) is not None and (lost := kept_sentence(internal.saved_timeline()[0])):
-            internal.warn(lost)
+        if (self._timeline or self._written) is not None and (text := kept_sentence(internal.saved_timeline()[0])):
+            internal.warn(text)
         if (path := self.saved_paths[-1] if self.saved_paths else internal.ring_path) is not None:
             internal.on_saved(path)
 
     def step(self) -> None:
-        """Mark the end of a training step: what was recorded since the last one has its number, from `first_step`.
+        """Mark the end of a training step; events since the last step have its number, from `first_step`.
 
-        Steps also end by themselves where optimizers step; once this is called, only its calls count. After `max_steps`
-        steps the recording stops, and saves; an error of saving is logged.
+        Optimizers also end steps; once `step` is called, only its calls end steps. After `max_steps`
+        steps the recording stops and saves; an error while saving is logged.
         """
         self._write_mark(Kind.STEP, None, self.internal.first_step + self._marked_steps)
         self._marked_steps += 1
-        # The optimizer has most often stepped just before the first call of this, for the same step.
+        # The optimizer has usually stepped just before the first call of `step`, in the same step.
         if self._marked_steps > self._followed_steps:
             self._on_steps_ended(self._marked_steps)
 
@@ -254,7 +255,7 @@ class Recording:
             self._on_steps_ended(self._optimizer_steps.ended)
 
     def _note_optimizer(self, optimizer: dict[str, object]) -> None:
-        # A program may make any number of them, alike or not.
+        # A program may make any number of optimizers, equal or not.
         if self.running and optimizer not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
             self._optimizers.append(optimizer)
             if self._capture is not None:
@@ -285,25 +286,25 @@ class Recording:
         self._cycle_ended = True
 
     def mark(self, text: str) -> None:
-        """Mark a moment, which traces show under this text.
+        """Mark the current time; traces show the mark with this text.
 
         Raises:
-            TypeError: it is not text.
+            TypeError: `text` is not a str.
         """
         if not isinstance(text, str):
             raise TypeError(f"the text of a mark is a str, not {type(text).__name__}")
         self._write_mark(Kind.MARK, text, 0)
 
     def keep(self, why: str) -> None:
-        """Keep the steps around now as a small trace, `run.kept/step57-keep-WHY.pftrace` beside the ring or the path.
+        """Keep the current steps as a small trace, `run.kept/step57-keep-WHY.pftrace` next to the ring or the path.
 
-        With `keep_when` the watcher saves it, once two further steps have ended. Without, a thread of this process
-        saves the last steps at once, one window at a time and 20 at most.
+        With `keep_when` the watcher saves the trace, once two further steps have ended. Without it, a thread of this
+        process saves the last steps at once, one window at a time and up to 20 in all.
 
-        It does nothing once the recording has ended by itself, as after `max_steps`.
+        Does nothing after the recording has ended by itself, for example after `max_steps`.
 
         Raises:
-            TypeError: `why` is not text.
+            TypeError: `why` is not a str.
             RecordingError: the program has stopped the recording.
         """
         if not isinstance(why, str):
@@ -318,13 +319,13 @@ class Recording:
             self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self.internal.warn)
 
     def step_metrics(self) -> dict[int, dict[str, float]]:
-        """Return what TensorBoard, W&B or MLflow take of the steps that became known since the last call, by number.
+        """Return metrics for TensorBoard, W&B or MLflow, by step number, of the new steps since the last call.
 
-        The watcher of `keep_when` knows a step a moment after it ended: it reads the ring in a process of its own.
-        `keep_when=()` has one that keeps nothing by itself.
+        The watcher of `keep_when` reads the ring in another process, so it knows a step a moment after its end.
+        `keep_when=()` starts a watcher that saves nothing by itself.
 
         Returns:
-            Milliseconds of the step and of each of its parts: `{57: {"modtrace/step_ms": 104.2, "modtrace/gc_ms": …}}`.
+            Milliseconds of each step and its parts: `{57: {"modtrace/step_ms": 104.2, "modtrace/gc_ms": …}}`.
 
         Raises:
             RecordingError: the recording has no `keep_when`.
@@ -336,19 +337,19 @@ class Recording:
         return self._kept_windows.take_step_metrics(self._outputs.ring_path)
 
     def range(self, name: str) -> NamedRange:
-        """Return a block, `with recording.range("augment"):`, that is a range of this name; also a decorator.
+        """Return a context manager and decorator for a range of this name: `with recording.range("augment"):`.
 
-        It does nothing if this recording does not run, or has `ranges=False`. See `modtrace.range`.
+        The range is not recorded while this recording does not run, or if it has `ranges=False`. See `modtrace.range`.
 
         Raises:
-            TypeError: the name is not text.
+            TypeError: the name is not a str.
         """
         return NamedRange(name, lambda: self.running)
 
     def _write_mark(self, kind: Kind, text: str | None, value: int) -> None:
         if not self.running:
             self._require_capture()
-        elif self._capture is not None and self._capture.started:
+        elif self._capture is not None and self._capture.is_started:
             self._capture.write_mark(kind, text, value)
 
     def snapshot(self) -> Timeline:
@@ -358,23 +359,23 @@ class Recording:
             RecordingError: nothing was recorded yet.
         """
         timeline = RingPieces(*self._require_capture().reader(self.running)).join()
-        return Timeline.of(timeline if self._worker_rings is None else self._worker_rings.joined(timeline))
+        return Timeline.of(timeline if self._worker_rings is None else self._worker_rings.add_to(timeline))
 
     def timeline(self) -> Timeline:
         """Return the timeline of a stopped recording.
 
         Raises:
-            RecordingError: it was not started, or it runs still; then `snapshot` is meant.
+            RecordingError: the recording was not started, or is running; `snapshot` reads a running one.
         """
         self._require_capture()
         if self.running:
-            raise RecordingError("the recording runs; call stop() first, or snapshot() for what there is so far")
+            raise RecordingError("the recording runs; call stop() first, or snapshot() for the events so far")
         if self._timeline is None:
             self._timeline = self.snapshot()
         return self._timeline
 
     def where(self) -> list[ThreadStack]:
-        """Return what is open now on each thread: its modules, outermost first; if there are none, its ranges.
+        """Return the open modules of each thread, outermost first; its open ranges if it is in no module.
 
         Raises:
             RecordingError: the recording was not started, or its schedule has recorded no step yet.
@@ -382,10 +383,10 @@ class Recording:
         return RingAnalysis(self._require_capture().ring.read()).open_stacks
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the timeline to `path`, of a running recording a snapshot; the suffix picks the format.
+        """Write the timeline, or a snapshot of a running recording, to `path`; the suffix picks the format.
 
         Raises:
-            WriteError: the file cannot be written; one that was there is intact.
+            WriteError: the file cannot be written; an older file at `path` is intact.
         """
         is_report = os.fspath(path).lower().endswith(REPORT)
         if is_report or self.running or self._timeline is not None or self._worker_rings is not None:
@@ -400,8 +401,8 @@ class Recording:
 
     def _require_capture(self) -> Capture:
         if self._capture is None:
-            never = "the recording was not started; use it in a with block, or call start()"
-            raise RecordingError("the schedule has recorded no step yet" if self._unused.locked() else never)
+            not_started = "the recording was not started; use it in a with block, or call start()"
+            raise RecordingError("the schedule has recorded no step yet" if self._start_once.locked() else not_started)
         return self._capture
 
     def _save_before_end(self) -> None:
@@ -409,7 +410,7 @@ class Recording:
         if self.saved_paths:
             with contextlib.suppress(OSError):  # the disk is full
                 self._require_capture().ring.names.note({"kind": "saved"})
-            self.internal.warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
+            self.internal.warn(f"SIGTERM: the recording so far is in {self.saved_paths[-1]}")
 
     def _on_signal_came(self) -> None:
         if self._kept_windows.on_signal and self.running:
@@ -431,7 +432,7 @@ class Recording:
 
 
 def _save_or_log(save: Callable[[], None], when: str) -> None:
-    """Call what saves, and log its error: no caller could handle it."""
+    """Call `save`, and log its error: no caller could handle it."""
     try:
         save()
     except ModtraceError as error:
@@ -439,14 +440,14 @@ def _save_or_log(save: Callable[[], None], when: str) -> None:
 
 
 class RecordingInternals:
-    """The part of a recording that is for modtrace: for the command line, `MODTRACE=`, children and trainers.
+    """The internal side of a recording, for the command line, `MODTRACE=`, children and trainers.
 
     Attributes:
         first_step: the number of the first step.
-        on_saved: called with where it recorded, once it has stopped.
+        on_saved: called with the path of the trace or the ring, once the recording has stopped.
         warn: called with a sentence for the user.
-        is_replaceable: whether an explicit `record` replaces it; it then saves no file if nothing was recorded.
-        replaced_by: the recording that replaced it.
+        is_replaceable: whether an explicit `record` replaces this recording, which then saves no empty file.
+        replaced_by: the recording that replaced this one.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -459,17 +460,17 @@ class RecordingInternals:
 
     @property
     def ring_path(self) -> str | None:
-        """The file behind the ring."""
+        """The path of the ring's file; None for a ring in memory."""
         return self._recording._outputs.ring_path
 
     @property
     def lines_path(self) -> Path | None:
-        """The file in which the watcher of `keep_when` writes a JSON line per step; None if there is no watcher."""
+        """The file in which the watcher of `keep_when` writes a JSON line per step; None without a watcher."""
         return self._recording._kept_windows.lines_path(self.ring_path)
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no call of a module, no collective and no step."""
+        """Whether the recording holds no call of a module, no collective and no step."""
         recording = self._recording
         if recording.steps or recording._capture is None:
             return not recording.steps
@@ -477,21 +478,21 @@ class RecordingInternals:
         return not (len(timeline.columns) or len(timeline.collectives.start))
 
     def save_on_term(self) -> None:
-        """Also save if SIGTERM ends the process, which ends then as it would have; to be called before `start`."""
+        """Also save if SIGTERM ends the process, before it ends as usual; call this before `start`."""
         recording = self._recording
         recording._signal = SaveOnSignal(recording._on_signal, recording._on_signal_came, recording._save_before_end)
 
     def save_unsaved(self) -> None:
-        """If a path was given, save what was recorded and is not there yet."""
+        """Save the recording if a path was given and its current content is not saved yet."""
         recording = self._recording
         if recording._unsaved and not (self.is_replaceable and self.is_empty):
             recording._outputs.save(recording.save)
             recording._unsaved = recording.running
 
     def saved_timeline(self) -> tuple[Timeline, int]:
-        """Return the timeline of a stopped recording, and how many spans it has.
+        """Return the timeline of a stopped recording, and the number of its spans.
 
-        After a large ring was saved, the timeline is without them.
+        After a large ring was saved, the timeline is without its spans.
         """
         recording = self._recording
         if recording._timeline is None and recording._written is not None:

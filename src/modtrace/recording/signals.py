@@ -1,4 +1,4 @@
-"""Signals: a recording saves when one comes, also while the main thread hangs, or writes Python stacks."""
+"""Signals: when one comes, a recording saves or writes Python stacks, even while the main thread hangs."""
 
 import contextlib
 import ctypes
@@ -19,7 +19,7 @@ from .._processes import is_signal_caught
 from ..ring import stacks_path
 
 _CREDENTIALS = struct.Struct("iII")
-"""The kernel's words with each datagram: the process that sent it, its user and group."""
+"""The sender of a datagram from the kernel: its process, user and group."""
 _PASS_CREDENTIALS: int | None = getattr(socket, "SO_PASSCRED", None)
 _FORWARD_EVERY_S = 0.01
 
@@ -27,19 +27,19 @@ _FORWARD_EVERY_S = 0.01
 class SaveOnSignal:
     """Calls `save` on a thread of its own for each signal that comes.
 
-    Python runs a handler only when the main thread comes back to it, which a hang never does. The wake-up descriptor
-    is written by the C handler itself, at once; a waiting thread reads it. Where somebody else (asyncio) has the
-    descriptor, the Python handler wakes the thread.
+    Python runs a handler only when the main thread returns to the interpreter, which a hanging thread never does. But
+    Python's C handler writes to the wake-up descriptor at once, and a waiting thread reads it. If another library
+    (asyncio) uses the descriptor, the Python handler wakes the thread.
 
-    A forked child has both until Python has run there, and would wake the parent's thread. So the descriptor is a
-    socket, of which the kernel says who wrote to it. Python forgets a signal that came to the child by then: if it was
-    SIGTERM, the thread sends it again.
+    A forked child has handler and descriptor until Python code runs in it, and would wake the parent's thread. So the
+    descriptor is a socket, for which the kernel reports the writing process. Python forgets a signal that came to the
+    child before that: if it was SIGTERM, the thread sends it again.
 
     Args:
-        number: the signal; None: SIGTERM alone.
-        save: what to call; it must not raise.
-        before_end: what to call when SIGTERM comes, which then ends the process as it would have. None leaves SIGTERM
-            alone, and so does a handler that the program has, or sets later.
+        number: the signal; None: only SIGTERM.
+        save: called for each signal; it must not raise.
+        before_end: called when SIGTERM comes, which then ends the process as usual. None does not handle SIGTERM. A
+            handler that the program has, or sets later, has priority.
 
     Raises:
         RecordingError: there is no such signal.
@@ -51,11 +51,11 @@ class SaveOnSignal:
         try:
             self._numbers = [] if number is None else [signal.Signals(number)]
         except ValueError as error:
-            raise RecordingError(f"on_signal is {number!r}; it must be a signal, as signal.SIGUSR1") from error
+            raise RecordingError(f"on_signal is {number!r}; give a signal, such as signal.SIGUSR1") from error
         self._save, self._before_end = save, before_end
-        self._ends = False
+        self._handles_term = False
         self._old_handlers: dict[int, Any] = {}
-        self._handler = self._handle  # one object, to be known again
+        self._handler = self._handle  # one bound method, to compare by identity
         self._reader: socket.socket | None = None
         self._writer: socket.socket | None = None
         self._process = os.getpid()
@@ -64,23 +64,23 @@ class SaveOnSignal:
     def start(self) -> None:
         """Start listening.
 
-        Raises RecordingError if this is not the main thread, where alone Python installs handlers, or the signal can
-        have none.
+        Raises RecordingError outside the main thread, because Python installs handlers only there, and for a signal
+        that can have no handler.
         """
-        self._ends = self._before_end is not None and signal.SIGTERM not in self._numbers and _is_term_free()
-        numbers = [*self._numbers, *([signal.SIGTERM] if self._ends else [])]
+        self._handles_term = self._before_end is not None and signal.SIGTERM not in self._numbers and _is_term_free()
+        numbers = [*self._numbers, *([signal.SIGTERM] if self._handles_term else [])]
         self._process = os.getpid()
         try:
             for number in numbers:
-                # Asked for and not taken from what sets it: an interrupt in between would lose it.
+                # An interrupt during `signal.signal` would lose the old handler that it returns, so it is read first.
                 self._old_handlers[number] = signal.getsignal(number)
                 signal.signal(number, self._handler)
         except (ValueError, OSError) as error:
             raise RecordingError(f"on_signal: {numbers[0].name} cannot be listened to: {error}") from error
         if not self._old_handlers:
             return
-        if self._ends:
-            # Calls of C go on after the signal, as they would not know what to do: the process ends soon.
+        if self._handles_term:
+            # The signal does not interrupt system calls of C code, which may not handle that: the process ends soon.
             signal.siginterrupt(signal.SIGTERM, False)
         self._reader, self._writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         if _PASS_CREDENTIALS is not None:
@@ -93,22 +93,22 @@ class SaveOnSignal:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening and restore the old handler; only the main thread can do so, others leave all as it is.
+        """Stop listening, and restore the old handlers; does nothing outside the main thread.
 
-        It undoes what of `start` was done, and can be called again where an interrupt came in between.
+        Undoes the part of `start` that was done, and can be called again after an interrupt.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         thread = self._thread
         if thread is not None and thread.ident is not None and self._writer is not None:
-            with contextlib.suppress(OSError):  # the program may have closed it
+            with contextlib.suppress(OSError):  # the program may have closed the socket
                 self._writer.send(b"\0")
                 thread.join()
         self._thread = None
         self._restore()
 
     def after_fork(self) -> None:
-        """Stop in a forked child, where the listening thread does not exist; the signal is its parent's."""
+        """Stop in a forked child, where the listening thread does not exist; the signal belongs to the parent."""
         if self._thread is not None:
             self._thread = None
             self._restore()
@@ -119,7 +119,7 @@ class SaveOnSignal:
                 signal.signal(number, old_handler if old_handler is not None else signal.SIG_DFL)
         for end in (self._reader, self._writer):
             if end is not None:
-                with contextlib.suppress(OSError, ValueError):  # the program may have closed it
+                with contextlib.suppress(OSError, ValueError):  # the program may have closed the socket
                     if self._owns_wakeup_fd():
                         signal.set_wakeup_fd(-1)
                     end.close()
@@ -134,12 +134,12 @@ class SaveOnSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         try:
-            if os.getpid() != self._process:  # a child of a recording that has stopped away from the main thread
+            if os.getpid() != self._process:  # a child whose parent's recording was stopped by another thread
                 raise ChildProcessError
             if self._writer is not None and not self._owns_wakeup_fd():
-                with contextlib.suppress(BlockingIOError):  # so many are waiting already
+                with contextlib.suppress(BlockingIOError):  # the socket is full of earlier signals
                     self._writer.send(bytes([number]))
-        except (OSError, ValueError):  # the program has closed our descriptors
+        except (OSError, ValueError):  # the program has closed the sockets
             if self._is_ended_by(number):
                 _end_by(number)
         old_handler = self._old_handlers.get(number)
@@ -147,18 +147,18 @@ class SaveOnSignal:
             old_handler(number, frame)
 
     def _is_ended_by(self, number: int) -> bool:
-        """Whether the signal has yet to end the process: our handler only delays that, and the program has set none."""
-        return number == signal.SIGTERM and self._ends and signal.getsignal(number) is self._handler
+        """Whether the signal has to end the process: this handler only delays the end, and the program has set none."""
+        return number == signal.SIGTERM and self._handles_term and signal.getsignal(number) is self._handler
 
     def _listen(self) -> None:
-        """Save for each signal, on the thread that waits for them, until `stop` says so or SIGTERM ends the process."""
+        """Save for each signal, on the waiting thread, until `stop` is called or SIGTERM ends the process."""
         assert self._reader is not None
-        # They are the other threads': one that blocks SIGTERM to wait for it gets it.
+        # Other threads get these signals: a thread may block SIGTERM to wait for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, *self._numbers})
         while True:
-            data, sent_by, _, _ = self._reader.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+            data, credentials, _, _ = self._reader.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
             number = data[0]
-            process = _CREDENTIALS.unpack(sent_by[0][2])[0] if sent_by else self._process
+            process = _CREDENTIALS.unpack(credentials[0][2])[0] if credentials else self._process
             if process != self._process:
                 _send_again(process, number)
             elif number in self._numbers:
@@ -173,7 +173,7 @@ class SaveOnSignal:
 
 
 def _send_again(child: int, number: int) -> None:
-    """Send SIGTERM to a forked child again, which has forgotten it; see `SaveOnSignal`."""
+    """Send SIGTERM again to a forked child whose Python has forgotten it; see `SaveOnSignal`."""
     if number == signal.SIGTERM and child > 0:
         with contextlib.suppress(OSError):
             os.kill(child, number)
@@ -181,7 +181,7 @@ def _send_again(child: int, number: int) -> None:
 
 
 def _is_term_free() -> bool:
-    """Whether SIGTERM would end this process, and a thread would be woken by it, also while the main thread hangs."""
+    """Whether SIGTERM would end this process, and could wake a thread even while the main thread hangs."""
     if _PASS_CREDENTIALS is None or threading.current_thread() is not threading.main_thread():
         return False
     other_fd = signal.set_wakeup_fd(-1)
@@ -192,25 +192,25 @@ def _is_term_free() -> bool:
 
 
 def _end_by(number: int) -> None:
-    """End the process by a signal, as if it had no handler; in Python only the main thread could take that away."""
+    """End the process by a signal as if it had no handler; Python would remove a handler only in the main thread."""
     ctypes.CDLL(None).signal(number, None)
     os.kill(os.getpid(), number)
 
 
 _descriptors: dict[int, int] = {}
-"""Descriptors of the files that stacks go into, by the signal that this process has registered."""
+"""The file descriptors for stacks, by the registered signal."""
 
 
 def write_stacks_on(number: int, ring: str, folder: Folder) -> None:
-    """Let faulthandler append the stacks of all threads to a file beside the ring whenever the signal comes.
+    """Let faulthandler append the stacks of all threads to a file next to the ring whenever the signal comes.
 
-    It is C code that takes no lock and waits for no thread, so a hang does not stop it; and it restarts the system call
-    that it interrupted. It stays when the recording has ended: the signal would else kill the process. Raises
-    RecordingError if the program handles that signal itself, it can have no handler, or the file cannot be made.
+    Its C handler needs no lock and waits for no thread, so a hang does not stop it, and interrupted system calls are
+    restarted. The handler stays after the recording, because the signal would kill the process without it. Raises
+    RecordingError if the program handles the signal itself, it can have no handler, or the file cannot be made.
     """
     name = signal.Signals(number).name
     if number not in _descriptors and is_signal_caught(os.getpid(), number):
-        raise RecordingError(f"stacks_on_signal: this program handles {name} itself; take another signal")
+        raise RecordingError(f"stacks_on_signal: this program handles {name} itself; choose another signal")
     path = stacks_path(os.path.join(folder.path, os.path.basename(ring)))
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -224,6 +224,6 @@ def write_stacks_on(number: int, ring: str, folder: Folder) -> None:
         os.close(descriptor)
         os.unlink(path)
         raise RecordingError(f"stacks_on_signal: {name} can have no handler: {error}") from error
-    former, _descriptors[number] = _descriptors.get(number), descriptor
-    if former is not None:
-        os.close(former)
+    old_descriptor, _descriptors[number] = _descriptors.get(number), descriptor
+    if old_descriptor is not None:
+        os.close(old_descriptor)
