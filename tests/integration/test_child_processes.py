@@ -204,7 +204,7 @@ def test_what_a_killed_child_had_is_in_its_ring_and_its_loss_is_told(
     (killed,) = {ring.name for ring in tmp_path.glob("ring.pid*.modtrace")} - {of_saved}
     assert lines[-1].partition(". Next")[0] == (
         f"modtrace: 1 child process is in {saved.name}; 1 child process called modules and saved nothing "
-        f"(killed, ended by os._exit, or running still): see {killed}"
+        f"(killed, ended by os._exit, or still running): see {killed}"
     )
 
 

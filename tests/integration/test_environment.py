@@ -96,7 +96,7 @@ def test_without_the_variable_and_without_torch_nothing_happens(tmp_path: Path) 
     ("value", "says"),
     [
         ("nonsense", "the suffix must be one of"),
-        ("colour=red", "'colour=red' is none of path=…, save_on_term=…, ring=…"),
+        ("colour=red", "'colour=red' is not one of path=…, save_on_term=…, ring=…"),
         ("path=a.json,capacity=few", "'capacity=few' cannot be understood"),
         pytest.param("path=a.json,capacity=3", "capacity is 3", marks=pytest.mark.full),
         pytest.param("path=a.json,engine=fast", "engine is 'fast'", marks=pytest.mark.full),

@@ -37,7 +37,7 @@ def test_the_table_has_the_parts_of_each_step_in_order() -> None:
     assert table.causes == [None, None]
     assert (table.start - BASE).tolist() == [0, FIRST_END]
     assert (table.end - BASE).tolist() == [FIRST_END, SECOND_END]
-    assert table.whole.tolist() == [True, True]
+    assert table.is_whole.tolist() == [True, True]
     assert table.ns.tolist() == [[*PARTS_NS.values()]] * 2
     assert table.share == [ns / FIRST_END for ns in PARTS_NS.values()]
 
@@ -55,7 +55,7 @@ def test_a_recording_without_an_ended_step_has_no_counters() -> None:
     table = part_table(timeline)
 
     assert table is not None
-    assert table.whole.tolist() == [False]
+    assert table.is_whole.tolist() == [False]
     assert part_counters(timeline) == []
     assert part_table(replace(timeline, slices=timeline.slices.take(slice(0)))) is None
 

@@ -1,6 +1,4 @@
-"""Recordings that others start: `auto_recording` by `MODTRACE=…` or `modtrace run`, and callbacks for trainers.
+"""Recordings by other programs: `auto_recording` for `MODTRACE=…` and `modtrace run`, and callbacks for trainers.
 
-The callbacks have one module for each library: `transformers`, `lightning`.
-
-Nothing of these libraries is imported before the module that is named after it.
+The callbacks of a library are in a module of its name: `transformers`, `lightning`. Only that module imports it.
 """

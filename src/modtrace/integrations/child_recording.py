@@ -1,7 +1,7 @@
-"""The recording of a child process: it begins when the child first calls a module.
+"""The recording of a child process, which starts when the child first calls a module.
 
-So processes that call none (resource trackers, the server of `forkserver`, pools for other work) leave no file, and a
-fork costs nothing but a wrapper around `nn.Module.__call__`. Workers of a DataLoader are not recorded.
+So processes without such a call (resource trackers, the server of `forkserver`, pools for other work) leave no file,
+and a fork costs only a wrapper around `nn.Module.__call__`. Workers of a DataLoader are not recorded.
 """
 
 import logging
@@ -33,7 +33,7 @@ def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
             return wrapper.wrapped(self, *args, **kwargs)
         is_outermost = vars(nn.Module)["__call__"] is wrapper.function
         call_first()
-        # What others put around this wrapper has begun already, and is not called twice.
+        # Other code's wrappers around this one have already started, and must not be called twice.
         return (nn.Module.__call__ if is_outermost else wrapper.wrapped)(self, *args, **kwargs)
 
     return skip_frame(__call__)
@@ -43,46 +43,46 @@ _PATCH = Patch(_make_wrapper)
 
 
 _BEFORE_EXIT = -100
-"""The priority of saving among what `multiprocessing` does at the end of a process: after what has one, 0 or more."""
+"""Priority of the save among the finalizers of `multiprocessing`, which runs priorities from 0 on before it."""
 _log = logging.getLogger("modtrace")
-_recorded: tuple[Recording, Job] | None = None
+_recording_and_job: tuple[Recording, Job] | None = None
 """The recording of this process, and the job for which its forked children record themselves."""
 
 
 def record_this_child(job: Job) -> None:
-    """Record this process from its first call of a module on, unless something else does by then.
+    """Record this process from its first call of a module on, unless a recording runs by then.
 
-    That call is recorded already. Modules that run only inside of what torch.compile compiled are not seen.
+    That call is recorded too. Modules that run only inside compiled functions do not start the recording.
     """
-    begun = False
+    has_started = False
 
-    def begin_if_first() -> None:
-        nonlocal begun
-        if not begun:
-            begun = True
+    def start_if_first() -> None:
+        nonlocal has_started
+        if not has_started:
+            has_started = True
             _PATCH.uninstall()
-            _begin(job)
+            _start(job)
 
-    _PATCH.install(lambda: _exclusive.run(begin_if_first))
+    _PATCH.install(lambda: _exclusive.run(start_if_first))
 
 
 def record_forked_children(recording: Recording, job: Job) -> None:
-    """Have children that are forked from now on record themselves, unless the user's own recording replaces ours."""
-    global _recorded
-    if _recorded is None:
-        # After what ends the parent's recording in the child, which was registered when `recording` was imported.
+    """Make children that are forked from now on record themselves, unless the user's recording replaces this one."""
+    global _recording_and_job
+    if _recording_and_job is None:
+        # Runs after the end of the parent's recording in the child, which the import of `recording` registered.
         in_forked_child(_after_fork)
-    _recorded = recording, job
+    _recording_and_job = recording, job
 
 
 def _after_fork() -> None:
-    assert _recorded is not None
-    recording, job = _recorded
+    assert _recording_and_job is not None
+    recording, job = _recording_and_job
     if recording.internal.replaced_by is None:
         record_this_child(job)
 
 
-def _begin(job: Job) -> None:
+def _start(job: Job) -> None:
     if get_worker_info() is not None or current() is not None:
         return
     try:
@@ -91,11 +91,11 @@ def _begin(job: Job) -> None:
         recording.internal.on_saved = partial(job.note, "saved")
         recording.start()
     except Exception as error:
-        _log.error("nothing is recorded of the child process %d: %s", os.getpid(), error)
+        _log.error("the child process %d is not recorded: %s", os.getpid(), error)
         return
     job.note("begin", recording.internal.ring_path or "")
     record_forked_children(recording, job)
-    # Children of `multiprocessing` that were forked end without `atexit`.
+    # Forked children of `multiprocessing` do not run `atexit`.
     Finalize(None, _save, (recording,), exitpriority=_BEFORE_EXIT)
 
 

@@ -1,8 +1,8 @@
-"""A job: a recorded process and its children. These are told what to record, and note what they have.
+"""A job: a recorded process and its children, which get the options of the recording and note their files.
 
-The children learn it from the environment. `PYTHONPATH` begins with the folder `startup`, whose `sitecustomize` Python
-runs when it starts, and `MODTRACE_JOB` holds the rest. So it reaches whatever starts a Python: `multiprocessing`,
-`subprocess`, torchrun, a shell. Forked children have it already.
+The children read the options from the environment. `PYTHONPATH` starts with the folder `startup`, whose `sitecustomize`
+Python runs when it starts, and `MODTRACE_JOB` holds the job. So every program that starts a Python passes the job on:
+`multiprocessing`, `subprocess`, torchrun, a shell. Forked children inherit the job.
 """
 
 import contextlib
@@ -21,26 +21,25 @@ from ..record_options import OPTIONS
 _VARIABLE = "MODTRACE_JOB"
 _STARTUP = str(Path(__file__).with_name("startup"))
 PARSERS: Mapping[str, Callable[[str], Any]] = {option.name: option.parse for option in OPTIONS}
-"""The options of a recording as text → their values."""
+"""The parsers of a recording's options: name → function from text to value."""
 PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
-"""Those that are paths."""
+"""The names of options that are paths."""
 
 
-class ChildCount(NamedTuple):
-    """The files of a job's children, as these noted them."""
+class ChildFiles(NamedTuple):
+    """The files that a job's children have noted."""
 
     saved: list[str]  # the file that each recorded child saved
-    unsaved: list[str]  # the ring of each child that began to record and saved nothing; empty if it has none
+    unsaved: list[str]  # the ring of each child that started to record and saved nothing; "" without a ring
 
 
 class Job:
     """A job, as each of its processes knows it.
 
     Args:
-        arguments: of `modtrace.record`, for the process that begins the job; its paths are absolute and not expanded.
-        notes: the file to which the children append a line when they begin to record and one when they have saved. It
-            is in the memory of the process that begins the job and goes with it, however that ends: a path below
-            `/proc`, and what tells it from another process's file.
+        arguments: the first process's arguments of `modtrace.record`; its paths are absolute and not expanded.
+        notes: the path below `/proc`, and the unique name, of the file to which each child appends a line when it
+            starts to record and when it has saved. The file is in the memory of the first process, and ends with it.
     """
 
     def __init__(self, arguments: Mapping[str, Any], notes: tuple[str, str]) -> None:
@@ -48,17 +47,17 @@ class Job:
         self._notes = notes
 
     @classmethod
-    def begin(cls, arguments: Mapping[str, Any]) -> "Job":
-        """Return a new job."""
+    def make(cls, arguments: Mapping[str, Any]) -> "Job":
+        """Return a new job, with this process as its first one."""
         notes = ("", "")
-        with contextlib.suppress(OSError, AttributeError):  # not Linux: the children are recorded and not counted
+        with contextlib.suppress(OSError, AttributeError):  # outside Linux, children are recorded and not counted
             name = f"modtrace-job-{secrets.token_hex(8)}"
             notes = f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}", name
         return cls(arguments, notes)
 
     @classmethod
     def inherited(cls) -> "Job":
-        """Return the job whose process started this one, from what `tell_children` left in the environment."""
+        """Return the job whose process started this one, from the environment that `tell_children` set."""
         arguments, notes = json.loads(os.environ[_VARIABLE].partition("\n")[2])
         for name, value in arguments.items():
             if isinstance(value, str) and name in PARSERS:
@@ -66,7 +65,7 @@ class Job:
         return cls(arguments, notes)
 
     def tell_children(self) -> None:
-        """Let processes that this one starts from now on record themselves, if they run the same Python."""
+        """Make processes that this one starts from now on record themselves, if they run the same Python."""
         # `startup/sitecustomize.py` compares the first line.
         job = json.dumps([self.arguments, self._notes], default=str)
         os.environ[_VARIABLE] = f"{sys.hexversion:x} {sys.prefix}\n{job}"
@@ -75,35 +74,35 @@ class Job:
             os.environ["PYTHONPATH"] = f"{_STARTUP}{os.pathsep}{path}" if path else _STARTUP
 
     def child_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `modtrace.record` for this child, which has files of its own."""
+        """Return the arguments of `modtrace.record` for this child, with paths of its own."""
         return {
             name: _child_path(value) if name in PATHS and value is not None else value
             for name, value in self.arguments.items()
         }
 
     def note(self, event: str, path: str = "") -> None:
-        """Note that this process, a child, records ("begin", to a ring or ""), or saved to `path` ("saved")."""
+        """Note an event of this child: "begin" of its recording to the ring `path` (or ""), or "saved" to `path`."""
         with contextlib.suppress(OSError), self._open() as file:
             file.write(f"{json.dumps([event, os.getpid(), path])}\n".encode())
 
-    def close(self) -> ChildCount:
-        """Return what the children noted until now, and remove the notes."""
+    def close(self) -> ChildFiles:
+        """Return the files that the children have noted so far, and remove the notes."""
         try:
             with self._open() as file:
                 lines = file.read().splitlines()
             os.close(int(os.path.basename(self._notes[0])))
         except OSError:
-            return ChildCount([], [])
+            return ChildFiles([], [])
         notes = [json.loads(line) for line in lines]
         saved = {pid: path for event, pid, path in notes if event == "saved"}
         unsaved = {pid: path for _, pid, path in notes if pid not in saved}
-        return ChildCount([*saved.values()], [*unsaved.values()])
+        return ChildFiles([*saved.values()], [*unsaved.values()])
 
     def _open(self) -> io.FileIO:
         """Open the notes for reading from the start, and for appending.
 
         Raises:
-            OSError: they are gone with their process, whose number another one may have; or the process closed them.
+            OSError: the first process has ended, and another may have its PID, or the process closed the notes.
         """
         path, name = self._notes
         file = io.FileIO(path, "r+", opener=lambda path, flags: os.open(path, flags | os.O_APPEND | os.O_NONBLOCK))

@@ -20,14 +20,14 @@ else:
 
 
 class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
-    """Records a training: `training_step` is a span, a step ends with the batch in which an optimizer stepped.
+    """Records a training: `training_step` is a span, and a step ends with the batch in which an optimizer stepped.
 
     Validation and saving are marks. With `keep_when` the trainer's loggers (TensorBoard, W&B, MLflow …) get the
-    milliseconds of each step and its parts, see `Recording.step_metrics`, when the trainer logs. Where a recording runs
-    already, as under `modtrace run`, all this goes into that.
+    milliseconds of each step and its parts, see `Recording.step_metrics`, when the trainer logs. If a recording already
+    runs, for example with `modtrace run`, the callback uses it.
 
     Args:
-        path, steps, options: as of `RecordingCallback`.
+        path, steps, options: see `RecordingCallback`.
     """
 
     _step = _optimizer_steps = 0
@@ -37,10 +37,10 @@ class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
         pl_module.training_step = MethodCall(pl_module, "training_step").as_function()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._begin_step(self._step)
+        self._start_step(self._step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Unchanged while gradients are accumulated.
+        # `global_step` does not change while gradients are accumulated.
         if trainer.global_step != self._optimizer_steps:
             self._optimizer_steps = trainer.global_step
             self._end_step(self._step)

@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 
 
 class RecordingCallback:
-    """Records the steps of a training, numbered as it counts them; if a recording runs already, marks them in that.
+    """Records the steps of a training with the training's numbers, or marks them in a recording that already runs.
 
     Args:
-        path: where to save when the training or the range ends, as of `modtrace.record`: `%r` is the rank.
-        steps: the first step to record, counted over the whole training from 0, and the one before which it ends; None
-            records all.
+        path: the `path` of `modtrace.record` to save to when the training or the range ends; `%r` is the rank.
+        steps: the range of steps to record (first, stop), counted over the training from 0; None records all.
         options: keyword arguments of `modtrace.record`.
 
     Attributes:
-        recording: the one that was started, None before.
+        recording: the recording that this callback started; None before.
 
     Raises:
         RecordingError: the range is empty.
@@ -38,19 +37,19 @@ class RecordingCallback:
         **options: Unpack[RecordOptions],
     ) -> None:
         if steps is not None and not 0 <= steps[0] < steps[1]:
-            raise RecordingError(f"steps is {steps}; give the first step, from 0, and the one before which it ends")
+            raise RecordingError(f"steps is {steps}; give the first step, from 0, and the first step after the range")
         self._path, self._steps, self._options = path, steps, options
         self.recording: Recording | None = None
 
-    def _begin_step(self, step: int) -> None:
-        """Start the recording if this step is to be recorded and it does not run yet."""
+    def _start_step(self, step: int) -> None:
+        """Start the recording if it does not run yet and shall record this step."""
         if self.recording is None and current() is None and (self._steps is None or step in range(*self._steps)):
             self.recording = record(self._path, **self._options)
             self.recording.internal.first_step = step
             self.recording.start()
 
     def _end_step(self, step: int) -> None:
-        """Mark the end of this step, and stop after the last."""
+        """Mark the end of this step, and stop after the last step."""
         running = current()
         if running is not None:
             running.step()
@@ -63,7 +62,7 @@ class RecordingCallback:
             running.mark(text)
 
     def _step_metrics(self) -> dict[int, dict[str, float]]:
-        """Return what loggers get of each step since the last call; nothing without a watcher of `keep_when`."""
+        """Return the metrics for loggers of the steps since the last call; empty without a watcher of `keep_when`."""
         running = self.recording or current()
         return {} if running is None or running.internal.lines_path is None else running.step_metrics()
 

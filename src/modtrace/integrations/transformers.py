@@ -23,32 +23,32 @@ class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
     """Records a training: its steps are the Trainer's, and evaluation and saving are marks.
 
     With `keep_when` the Trainer's loggers (TensorBoard, W&B, MLflow …) get the milliseconds of each step and its parts,
-    see `Recording.step_metrics`. They get them when the Trainer logs, at the number of steps that the Trainer had at
-    the step's end. Where a recording runs already, as under `modtrace run`, all this goes into that. The outermost span
-    of a batch is the model's call, which as a rule computes the loss itself. `Trainer.compute_loss` is not a method of
-    a module: a span of it would only put another name before all others.
+    see `Recording.step_metrics`. They get them when the Trainer logs, at the Trainer's number of steps at the step's
+    end. If a recording already runs, for example with `modtrace run`, the callback uses it. The outermost span
+    of a batch is the model's call, which usually computes the loss. `Trainer.compute_loss` is not a module's method,
+    and a span for it would only put its name before all others.
 
     Args:
-        path, steps, options: as of `RecordingCallback`.
+        path, steps, options: see `RecordingCallback`.
     """
 
     _evaluates = False
     _loggers: Sequence[TrainerCallback] = ()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # A callback is not told of the others: the handler that calls it has them.
+        # Only the handler that calls this callback knows the other callbacks.
         frame = inspect.currentframe()
         while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
             frame = frame.f_back
         if frame is not None:
-            kinds, callbacks = tuple(INTEGRATION_TO_CALLBACK.values()), frame.f_locals["self"].callbacks
-            self._loggers = [callback for callback in callbacks if isinstance(callback, kinds)]
+            classes, callbacks = tuple(INTEGRATION_TO_CALLBACK.values()), frame.f_locals["self"].callbacks
+            self._loggers = [callback for callback in callbacks if isinstance(callback, classes)]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._begin_step(state.global_step)
+        self._start_step(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # The Trainer has counted it by now.
+        # The Trainer has already counted this step.
         self._end_step(state.global_step - 1)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -66,7 +66,7 @@ class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
     def on_log(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         for step, metrics in self._step_metrics().items():
             state_at_step = copy(state)
-            state_at_step.global_step = step + 1  # with the loss of that step
+            state_at_step.global_step = step + 1  # the number at which the Trainer logs the loss of this step
             for logger in self._loggers:
                 logger.on_log(args, state_at_step, control, **{**keywords, "logs": metrics})
 

@@ -15,16 +15,16 @@ __all__ = ["REPORT", "SUFFIXES", "WRITTEN", "check_writable", "find_writer", "wr
 
 _CHROME, _PERFETTO = (".json", ".json.gz"), (".pftrace", ".pftrace.gz")
 WRITTEN = (".speedscope.json", *_CHROME, *_PERFETTO, ".folded", ".html")
-"""The suffixes that `write` knows; the first that a name ends with counts."""
+"""The suffixes that `write` knows; the first one that ends a name counts."""
 REPORT = ".zip"
-"""The suffix of a report, which `Timeline.save` makes as `modtrace.report` does."""
+"""The suffix of a bug report, which `Timeline.save` makes with `modtrace.report`."""
 SUFFIXES = (*WRITTEN, REPORT)
 
 
 def write(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> None:
-    """Write a timeline, perhaps piece by piece, to `path` in the format of its suffix, one of `WRITTEN`.
+    """Write a timeline, or the pieces of one, to `path` in the format of its suffix, one of `WRITTEN`.
 
-    Raises WriteError if the suffix is not known, or the file cannot be written; an existing file is intact.
+    Raises WriteError if the suffix is unknown, or the file cannot be written; an existing file is intact.
     """
     from ..timeline import Timeline
 
@@ -34,9 +34,9 @@ def write(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> None:
 
 
 def find_writer(path: str | os.PathLike[str]) -> Callable[..., object]:
-    """Return what writes a timeline to a path in the format of its suffix, imported with all that it needs.
+    """Return the function that writes a timeline in the format of a path's suffix; its module is imported here.
 
-    Raises WriteError if the suffix is not known.
+    Raises WriteError if the suffix is unknown.
     """
     suffix = _suffix(path)
     if suffix == ".speedscope.json":
@@ -63,7 +63,7 @@ def find_writer(path: str | os.PathLike[str]) -> Callable[..., object]:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise WriteError, before a run and not after it, if `path` has no known suffix or cannot be written to."""
+    """Raise WriteError before a run if `path` has no known suffix or cannot be written to."""
     name = os.fspath(path)
     if not name.lower().endswith(SUFFIXES):
         raise _unknown_suffix(path)

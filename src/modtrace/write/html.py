@@ -1,4 +1,4 @@
-"""HTML: the offline viewer's page with a timeline inside, one file that needs no network."""
+"""HTML: the offline viewer's page with a timeline inside, in one file that needs no network."""
 
 import base64
 import gzip
@@ -28,55 +28,55 @@ from .written_parts import PartTable, first_moment, part_table
 
 _VERSION = 1
 _DATA_ELEMENT = b'<script type="application/octet-stream" id="modtrace-data">'
-"""The element that holds the data of the page; viewer/index.html has it once."""
+"""The start tag of the element for the data of the page; viewer/index.html has it once."""
 _PAGE = resources.files("modtrace.view").joinpath("viewer.html")
 _ALIGNMENT = 8
-"""Bytes; a typed array of the browser must begin at a multiple of its element's size."""
+"""Alignment of arrays in bytes: a typed array of the browser must start at a multiple of its element's size."""
 _TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
 _INTEGERS = ("name", "track", "depth", "parent", "call", "step")
 _MAX_INT32 = np.iinfo(np.int32).max
 _GZIP_LEVEL = 6
-"""gzip's level: on 190,000 spans 9 takes five times as long for 2 % less."""
+"""Compression level of gzip: on 190,000 spans, level 9 needs five times as long and saves 2 %."""
 
 
 class Comparison(NamedTuple):
     """The differences between the two sides of a timeline, which are groups of its processes."""
 
-    titles: tuple[str, str]  # what the sides are called
-    notes: Sequence[str]  # sentences about the whole
-    # Of each module and phase: fully qualified name, phase, ns before and after, the difference and the ends of its
-    # interval (None: it has none), calls before and after, and the verdict
+    titles: tuple[str, str]  # names of the sides
+    notes: Sequence[str]  # sentences about the comparison
+    # For each module and phase: fully qualified name, phase, ns of both sides, the difference, the ends of its
+    # interval (None without one), calls of both sides, and the verdict
     changes: Sequence[tuple[str, str, int, int, int, int | None, int | None, float, float, str]]
-    of_span: Int32Array  # int32[n], an index into `changes` for each span; -1 for none
+    of_span: Int32Array  # int32[n], index into `changes` for each span; -1 for a span without a change
 
 
 def write_html(timeline: Timeline, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:
-    """Write the viewer's page with the timeline inside; a comparison is beside it and gives it its colours.
+    """Write the viewer's page with the timeline inside; a comparison adds a table, and the colours of spans.
 
-    Raises WriteError if the file cannot be written; an existing file there is intact.
+    Raises WriteError if the file cannot be written; an existing file is intact.
     """
     with atomic_writer(path) as file:
         file.write(render_html(timeline, comparison))
 
 
 def render_html(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
-    """Return the viewer's page with the timeline inside, UTF-8; the same bytes for the same timeline."""
+    """Return the viewer's page with the timeline inside, in UTF-8; equal timelines give equal bytes."""
     head, element, tail = _PAGE.read_bytes().partition(_DATA_ELEMENT)
-    # Base64 has no "<": nothing in a name can end the script element.
+    # Base64 has no "<", so no name can end the script element.
     block = gzip.compress(payload(timeline, comparison), _GZIP_LEVEL, mtime=0)
-    after = b"/script>\n" + element + base64.b64encode(block) + tail
-    return head + page_table(pack_table(timeline), zlib.crc32(head), after)
+    rest_of_page = b"/script>\n" + element + base64.b64encode(block) + tail
+    return head + page_table(pack_table(timeline), zlib.crc32(head), rest_of_page)
 
 
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
-    """Return the data of the page: u32 length of a JSON header, the header, then the columns as plain arrays."""
-    parts, held = (None, None) if comparison else (part_table(timeline), find_holders(timeline))
+    """Return the data of the page: the u32 length of a JSON header, the header, and the columns as plain arrays."""
+    parts, holders = (None, None) if comparison else (part_table(timeline), find_holders(timeline))
     summary = None if comparison else summarize(timeline)
     timeline = all_as_modules(timeline)
     base = first_moment(timeline)
     arrays = _Arrays()
     columns = timeline.columns
-    with_args, kind_of_args, kinds = distinct_args(columns.args)
+    rows_with_args, args_of_row, distinct = distinct_args(columns.args)
     processes = processes_of(timeline)
     header = {
         "version": _VERSION,
@@ -91,9 +91,9 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
         ],
         "marks": [[mark.time_ns - base, mark.kind, mark.text] for mark in timeline.marks],
         "args": {
-            "rows": arrays.add(with_args, "i32"),
-            "kind": arrays.add(kind_of_args, "i32"),
-            "kinds": [arg_texts(args) for args in kinds],
+            "rows": arrays.add(rows_with_args, "i32"),
+            "kind": arrays.add(args_of_row, "i32"),
+            "kinds": [arg_texts(args) for args in distinct],
         },
         "counters": [
             {
@@ -112,9 +112,9 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     if summary is not None and summary.looked_at:
         header["findings"] = [finding._asdict() for finding in summary.findings]
         header["findings_end"] = closing_line(summary.findings, summary.looked_at)
-    if held is not None:
-        rows = [*held.by_fqn.items(), ("other", held.other)]
-        header["holders"] = {"time": held.time_ns - base, "rows": rows}
+    if holders is not None:
+        rows = [*holders.by_fqn.items(), ("other", holders.other)]
+        header["holders"] = {"time": holders.time_ns - base, "rows": rows}
     if parts is not None:
         header["step_parts"] = _step_parts(parts, base, arrays)
     text = _json(header)
@@ -129,16 +129,16 @@ def _step_parts(parts: PartTable, base: int, arrays: "_Arrays") -> dict[str, obj
         "causes": parts.causes,
         "start": arrays.add(parts.start - base, "f64"),
         "duration": arrays.add(parts.end - parts.start, "f64"),
-        "whole": arrays.add(parts.whole, "u8"),
+        "whole": arrays.add(parts.is_whole, "u8"),
         "ns": arrays.add(parts.ns.ravel(), "f64"),
     }
 
 
 def _columns(columns: Slices, base: int, arrays: "_Arrays") -> dict[str, Mapping[str, object]]:
     links = np.full(len(columns), -1, np.int64)
-    linked = columns.link >= 0
-    # A link is only ever compared, so that small numbers do as well and fit.
-    links[linked] = np.unique(columns.link[linked], return_inverse=True)[1]
+    has_link = columns.link >= 0
+    # Readers only compare links, so they get small numbers, which fit an i32.
+    links[has_link] = np.unique(columns.link[has_link], return_inverse=True)[1]
     return {
         "start": arrays.add(columns.start - base, "f64"),
         "duration": arrays.add(columns.end - columns.start, "f64"),
@@ -149,28 +149,28 @@ def _columns(columns: Slices, base: int, arrays: "_Arrays") -> dict[str, Mapping
 
 
 class _Arrays:
-    """Arrays one after the other, each at a multiple of 8 bytes."""
+    """Arrays one after the other, each at a multiple of `_ALIGNMENT` bytes."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self._size = 0
 
-    def add(self, values: AnyArray, kind: str) -> Mapping[str, object]:
-        """Append the values as `kind` and return where they are; as f64 where they do not fit an i32."""
-        if kind == "i32" and values.size and max(-int(values.min()), int(values.max())) > _MAX_INT32:
-            kind = "f64"
-        data = values.astype(_TYPES[kind]).tobytes()
+    def add(self, values: AnyArray, dtype: str) -> Mapping[str, object]:
+        """Append the values as `dtype` (f64 if they do not fit an i32), and return their type, offset and length."""
+        if dtype == "i32" and values.size and max(-int(values.min()), int(values.max())) > _MAX_INT32:
+            dtype = "f64"
+        data = values.astype(_TYPES[dtype]).tobytes()
         offset = self._size
         self.parts.append(data + bytes(-len(data) % _ALIGNMENT))
         self._size += len(self.parts[-1])
-        return {"type": kind, "offset": offset, "length": len(values)}
+        return {"type": dtype, "offset": offset, "length": len(values)}
 
 
 def _json(header: Mapping[str, object]) -> bytes:
     try:
         return orjson.dumps(header, default=str)
     except TypeError:
-        # A lone surrogate in a name or an integer above 64 bits: rare, and the slower module has an escape for each.
-        # It would write NaN, which no browser reads: that becomes null, as above.
+        # orjson rejects a lone surrogate in a name and an integer above 64 bits; the slower module can write both. It
+        # would write NaN, which no browser reads, so NaN becomes null, as with orjson.
         plain = json.loads(json.dumps(header, default=str), parse_constant=lambda _: None)
         return json.dumps(plain).encode()

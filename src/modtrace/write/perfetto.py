@@ -43,9 +43,9 @@ from .slices import CollectiveFlows, FlowRole, flow_roles
 from .written_parts import WrittenPart, written_parts
 
 _CHUNK = 1 << 15
-"""The number of spans whose packets are in memory at a time."""
+"""Number of spans whose packets are in memory at a time."""
 
-# The varint forms: `flow_ids` takes eight bytes for what is two or three.
+# The varint fields need two or three bytes, `flow_ids` needs eight.
 _FLOW_BEGIN = message_field_tag(TrackEvent, "flow_ids_old")
 _FLOW_END = message_field_tag(TrackEvent, "terminating_flow_ids_old")
 _CALL, _STEP, _LINK, _COMPLETE, _FQN, _CLASS = (
@@ -59,30 +59,30 @@ _INTEGER_VALUE = message_field_tag(TrackEvent, "counter_value")
 _DOUBLE_VALUE = message_field_tag(TrackEvent, "double_counter_value", FIXED64)
 
 _Events = Callable[[slice], list[Column]]
-"""Returns the fields of a range of events."""
+"""A function that returns the fields of a slice of events."""
 
 
 def write_perfetto(timeline: Timeline | Pieces, path: str | os.PathLike[str], *, mode: int | None = None) -> None:
-    """Write a trace of track events, as Perfetto reads it, in Unix nanoseconds; `mode` as for `atomic_writer`.
+    """Write a Perfetto trace of track events in Unix nanoseconds; `mode` is that of `atomic_writer`.
 
     Raises WriteError if spans of a track overlap partly, or the file cannot be written; an existing file is intact.
     """
     table, writer = TableWriter(), PerfettoWriter()
     with atomic_writer(path, mode) as file:
-        summed = Checksum(file.write)
+        checksum = Checksum(file.write)
         for packets in written_parts(timeline, path, table, writer.packets):
-            summed.write(packets)
-        for packet in packet_table(table.finish(), summed.value):
+            checksum.write(packets)
+        for packet in packet_table(table.finish(), checksum.value):
             file.write(packet)
 
 
 class PerfettoWriter:
-    """Makes the packets of a trace, part by part: what a track, a name or a number is, is said where it comes first.
+    """Makes the packets of a trace, part by part; each track, name and number is defined before its first use.
 
         part 1   schema · track 1 forward · its names · its spans
         part 2   track 2 backward · names of both · spans of both · metadata, marks, counters and other slices
 
-    `parents` has the tracks of threads if the file describes them already.
+    `parents` has the tracks of threads if the file already describes them.
     """
 
     def __init__(self, parents: TrackParents | None = None) -> None:
@@ -90,12 +90,12 @@ class PerfettoWriter:
         self._lanes: Lanes | None = None
 
     def packets(self, part: WrittenPart) -> Iterator[tuple[int, bytes]]:
-        """Yield the packets of a part: how many spans have ended in some, and these."""
+        """Yield the packets of a part in blocks: the number of spans that end in a block, and its bytes."""
         timeline, step_parts, _ = part
         is_first = self._lanes is None
         lanes = self._lanes = Lanes.from_timeline(timeline, self._lanes)
         for index in range(len(lanes.lanes)):
-            _ = self._sequences["lane", index]  # those of lanes have the smallest numbers
+            _ = self._sequences["lane", index]  # gives the sequences of lanes the smallest numbers
         if is_first:
             self._tracks = TrackDescriptors(timeline, lanes, self._sequences["metadata"], self._parents)
             self._interned = InternTable(timeline, [escaped_name(name) for name in timeline.names])
@@ -112,17 +112,19 @@ class PerfettoWriter:
                 yield 0, packets
         flows = CollectiveFlows(timeline)
         yield from ((0, packets) for _, packets in self._slice_packets(_other_slices(timeline, lanes, flows)))
-        begins = _ModuleEvents(timeline.columns, self._interned, flows)
-        spans = _LanePackets(lanes, timeline.columns, depth_by_time(timeline.columns), begins)
-        yield from self._slice_packets(spans, begins.texts)
+        module_events = _ModuleEvents(timeline.columns, self._interned, flows)
+        spans = _LanePackets(lanes, timeline.columns, depth_by_time(timeline.columns), module_events)
+        yield from self._slice_packets(spans, module_events.texts)
 
-    def _slice_packets(self, drawn: _LanePackets, texts: ArgNumbers | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield the packets of slices, some lanes at a time, and how many slices they end.
+    def _slice_packets(
+        self, lane_packets: _LanePackets, texts: ArgNumbers | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield the packets of slices in blocks of several lanes, with the number of slices that end in a block.
 
-        Before those of a lane is the start of its sequence; with `texts` also the names and args of its modules.
+        The start of a lane's sequence precedes its packets; with `texts` also the names and args of its modules.
         """
-        slices, group, count = drawn.slices, list[tuple[int, int, IndexArray]](), 0
-        for index, rows in enumerate(drawn.lanes.rows_by_lane(slices)):
+        slices, group, count = lane_packets.slices, list[tuple[int, int, IndexArray]](), 0
+        for index, rows in enumerate(lane_packets.lanes.rows_by_lane(slices)):
             if len(rows):
                 sequence, first_ns = self._sequences["lane", index], int(slices.start[rows[0]])
                 yield 0, serialize(sequence_start(sequence, self._tracks.uuid("lane", index), first_ns))
@@ -131,19 +133,19 @@ class PerfettoWriter:
                 group.append((index, sequence, rows))
                 count += len(rows)
             if count >= _CHUNK:
-                yield from drawn.of_lanes(group)
+                yield from lane_packets.packets(group)
                 group, count = [], 0
-        yield from drawn.of_lanes(group)
+        yield from lane_packets.packets(group)
 
 
 def _marks(marks: Sequence[Mark]) -> _Events:
     kinds, instant = Numbering[str](), TrackEvent.TYPE_INSTANT
     number, texts = [kinds[mark.kind] for mark in marks], [escaped(mark.text).encode() for mark in marks]
-    begins = ByteTable([TrackEvent(type=instant, categories=[kind]).SerializeToString() for kind in kinds])
+    prefixes = ByteTable([TrackEvent(type=instant, categories=[kind]).SerializeToString() for kind in kinds])
 
     def events(part: slice) -> list[Column]:
         text = RaggedColumn.from_strings(texts[part])
-        return [begins.pick(np.array(number[part])), varint(text.lengths, _NAME), text]
+        return [prefixes.pick(np.array(number[part])), varint(text.lengths, _NAME), text]
 
     return events
 
@@ -160,7 +162,7 @@ def _doubles(value: Float64Array) -> _Events:
 
 
 def _moments(time: Int64Array, track: int, sequence: int, events: _Events) -> Iterator[bytes]:
-    """Yield the packets of a track whose events last for no time: marks, or samples of a counter."""
+    """Yield the packets of a track of events without a duration: marks, or samples of a counter."""
     if not len(time):
         return
     yield serialize(sequence_start(sequence, track, int(time[0])))
@@ -173,110 +175,112 @@ def _moments(time: Int64Array, track: int, sequence: int, events: _Events) -> It
 
 
 class _LanePackets:
-    """Slices as begin and end packets, lane by lane; their depth is as readers find it."""
+    """Slices as begin and end packets, lane by lane; `depth` is their depth as readers compute it."""
 
     def __init__(
         self, lanes: Lanes, slices: Slices, depth: Int32Array, begin_event: Callable[[IndexArray], Sequence[Column]]
     ) -> None:
         self.slices, self.lanes, self._depth, self._begin_event = slices, lanes, depth, begin_event
 
-    def of_lanes(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> Iterator[tuple[int, bytes]]:
-        """Yield packets of some lanes, some thousand at a time, and how many spans they end.
+    def packets(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> Iterator[tuple[int, bytes]]:
+        """Yield the packets of lanes in blocks of up to `_CHUNK` spans, with the number of spans that end in a block.
 
-        A lane is its index, the id of its packet sequence, and its spans, by start and outermost first. Raises
-        WriteError if two spans of a lane overlap without one lying in the other.
+        A lane is its index, the id of its packet sequence, and its rows, by start and outermost first. Raises
+        WriteError if two spans of a lane overlap and neither contains the other.
         """
         if not lanes:
             return
-        rows = np.concatenate([of_lane for _, _, of_lane in lanes])
-        first_of_lane = np.cumsum([0, *(len(of_lane) for _, _, of_lane in lanes)])
-        start, end = self._one_after_the_other(rows, first_of_lane)
+        rows = np.concatenate([lane_rows for _, _, lane_rows in lanes])
+        first_of_lane = np.cumsum([0, *(len(lane_rows) for _, _, lane_rows in lanes)])
+        start, end = self._shift_apart(rows, first_of_lane)
         packets = [
             [TracePacket(trusted_packet_sequence_id=lane[1], track_event=e) for lane in lanes] for e in (None, _END)
         ]
         sequence, ends = (ByteTable([packet.SerializeToString() for packet in column]) for column in packets)
         lane_of = np.repeat(np.arange(len(lanes)), np.diff(first_of_lane))
         last_time = int(start[0])
-        still_open = np.empty(0, np.int64)
+        open_spans = np.empty(0, np.int64)
         for first in range(0, len(rows), _CHUNK):
             last = min(first + _CHUNK, len(rows))
-            # A begin comes after all earlier begins, and the ends of those of them that are no longer open.
-            begun = np.arange(first, last)
-            begin = 2 * begun - self._depth[rows[begun]]
+            # A begin packet follows all earlier begins, and the ends of the earlier spans that are closed by then.
+            new_spans = np.arange(first, last)
+            begin_index = 2 * new_spans - self._depth[rows[new_spans]]
             next_begin = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
-            open_ = np.concatenate([still_open, begun])
-            ended_at = 2 * _begun_before(start, end, open_) - self._depth[rows[open_]] - 1
-            ends_here = ended_at < next_begin
-            ended, still_open = open_[ends_here], open_[~ends_here]
-            begin, ended_at = begin - begin[0], ended_at[ends_here] - begin[0]
-            count = len(begun) + len(ended)
+            open_spans = np.concatenate([open_spans, new_spans])
+            end_index = 2 * _count_earlier_starts(start, end, open_spans) - self._depth[rows[open_spans]] - 1
+            ends_here = end_index < next_begin
+            ended_spans, open_spans = open_spans[ends_here], open_spans[~ends_here]
+            begin_index, end_index = begin_index - begin_index[0], end_index[ends_here] - begin_index[0]
+            count = len(new_spans) + len(ended_spans)
             time = np.full(count, -1, np.int64)
             if next_begin - (2 * first - int(self._depth[rows[first]])) != count:
                 raise self._overlap(lanes)
-            time[begin], time[ended_at] = start[begun], end[ended]
+            time[begin_index], time[end_index] = start[new_spans], end[ended_spans]
             delta = np.diff(time, prepend=last_time)
             if np.any(delta < 0):
                 raise self._overlap(lanes)
             last_time = int(time[-1])
-            delta[begin[np.isin(begun, first_of_lane)]] = 0
-            events = self._begin_event(rows[begun])
-            parts = [(begin, track_event_packets(delta[begin], sequence.pick(lane_of[begun]), events))]
-            if len(ended):
-                parts.append((ended_at, packets_of(delta[ended_at], [ends.pick(lane_of[ended])])))
-            yield len(ended), interleave(parts, count)
+            delta[begin_index[np.isin(new_spans, first_of_lane)]] = 0
+            events = self._begin_event(rows[new_spans])
+            packets_here = track_event_packets(delta[begin_index], sequence.pick(lane_of[new_spans]), events)
+            parts = [(begin_index, packets_here)]
+            if len(ended_spans):
+                parts.append((end_index, packets_of(delta[end_index], [ends.pick(lane_of[ended_spans])])))
+            yield len(ended_spans), interleave(parts, count)
 
-    def _one_after_the_other(self, rows: IndexArray, first_of_lane: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return starts and ends of the spans of some lanes, moved so that each lane begins after the one before it."""
+    def _shift_apart(self, rows: IndexArray, first_of_lane: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the starts and ends of the spans of lanes, moved so that each lane starts after the previous one."""
         start, end = self.slices.start[rows], self.slices.end[rows]
         if len(first_of_lane) == 2:
             return start, end
-        begins = start[first_of_lane[:-1]]
-        took = np.maximum.reduceat(end, first_of_lane[:-1]) - begins + 1
-        shift = np.repeat(np.cumsum(took) - took - begins, np.diff(first_of_lane))
+        lane_start = start[first_of_lane[:-1]]
+        lane_ns = np.maximum.reduceat(end, first_of_lane[:-1]) - lane_start + 1
+        shift = np.repeat(np.cumsum(lane_ns) - lane_ns - lane_start, np.diff(first_of_lane))
         return start + shift, end + shift
 
     def _overlap(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> WriteError:
-        """Return the error that names the lane with an overlap; of several lanes, raise it."""
+        """Return the error that names the lane with an overlap; with several lanes, try each and raise the error."""
         for lane in lanes if len(lanes) > 1 else ():
-            for _ in self.of_lanes([lane]):
+            for _ in self.packets([lane]):
                 pass
-        return WriteError(f"spans on {self.lanes.lanes[lanes[0][0]].name} overlap without one lying in the other")
+        return WriteError(f"spans on {self.lanes.lanes[lanes[0][0]].name} overlap and neither contains the other")
 
 
 class _ModuleEvents:
-    """The fields of the events that begin the spans of modules: `events(rows)`; bytes that many share are made once."""
+    """Returns the fields of begin events of module spans: `events(rows)`; bytes that events share are made once."""
 
     def __init__(self, columns: Slices, interned: InternTable, flows: CollectiveFlows) -> None:
         self._columns = columns
         self._names = len(interned.label)
         self._roles = flow_roles(columns)
         call_message = field_tag(interned.extension, LENGTH_DELIMITED)
-        begin, names = TrackEvent.TYPE_SLICE_BEGIN, [*zip(interned.label.tolist(), interned.fqn.tolist(), strict=True)]
-        # Slices of one correlation id have one colour in Perfetto: a module's is the same wherever it runs.
-        begins = [
-            TrackEvent(type=begin, category_iids=[1 + phase], name_iid=iid, correlation_id=1 + fqn)
+        event_type = TrackEvent.TYPE_SLICE_BEGIN
+        names = [*zip(interned.label.tolist(), interned.fqn.tolist(), strict=True)]
+        # Slices of one correlation id have one colour in Perfetto, so a module has its colour on all tracks.
+        begin_events = [
+            TrackEvent(type=event_type, category_iids=[1 + phase], name_iid=iid, correlation_id=1 + fqn)
             for phase, (iid, fqn) in itertools.product(range(len(PHASES)), names)
         ]
-        self._begin = ByteTable([event.SerializeToString() + call_message for event in begins])
+        self._begin = ByteTable([event.SerializeToString() + call_message for event in begin_events])
         modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
-        extra, self.texts = _extra_args(columns)
-        self._fields_of_some = [*extra, *_launches(flows, len(columns))]
+        extra_fields, self.texts = _extra_args(columns)
+        self._optional_fields = [*extra_fields, *_launches(flows, len(columns))]
 
     def __call__(self, rows: IndexArray) -> list[BytesColumn]:
         columns = self._columns
         count, name, roles = len(rows), columns.name[rows], self._roles[rows]
         link, has_flow = np.maximum(columns.link[rows], 0), roles >= FlowRole.BEGIN
-        in_args, incomplete = roles == FlowRole.LINK_ARG, ~columns.complete[rows]
+        has_link_arg, is_incomplete = roles == FlowRole.LINK_ARG, ~columns.complete[rows]
         flow = varint(link * has_flow, _FLOW_BEGIN).where(has_flow)
         flow.data[roles == FlowRole.END, : len(_FLOW_END)] = np.frombuffer(_FLOW_END, np.uint8)
         call = [self._module.pick(name), varint(columns.call[rows], _CALL), varint(columns.step[rows], _STEP)]
-        if np.any(in_args):
-            call.append(varint(link, _LINK).where(in_args))
-        if np.any(incomplete):
-            call.append(repeat(_COMPLETE + b"\0", count).where(incomplete))
+        if np.any(has_link_arg):
+            call.append(varint(link, _LINK).where(has_link_arg))
+        if np.any(is_incomplete):
+            call.append(repeat(_COMPLETE + b"\0", count).where(is_incomplete))
         return [
-            *(table.pick(index[rows]) for index, table in self._fields_of_some),
+            *(table.pick(index[rows]) for index, table in self._optional_fields),
             *([flow] if np.any(has_flow) else []),
             self._begin.pick(columns.phase[rows].astype(np.int64) * self._names + name),
             varint(record_lengths(call)),
@@ -285,35 +289,35 @@ class _ModuleEvents:
 
 
 def _other_slices(timeline: Timeline, lanes: Lanes, flows: CollectiveFlows) -> _LanePackets:
-    """Return the slices of all kinds but modules as packets; one that outlasts another around it ends with that."""
+    """Return the slices of all kinds except modules as packets; a slice that outlasts its parent ends with it."""
     first = len(timeline.columns)
-    others = timeline.slices.take(slice(first, None))
-    depth = depth_by_time(others)
-    if np.any((others.parent >= 0) & (others.end > timeline.slices.end[others.parent])):
-        end, _, _ = clip_and_nest(others.track.astype(np.int64), others.start, others.end, np.arange(len(others)))
-        others = replace(others, end=end)
-        depth, _ = nest_times(others.start, end, others.track)
+    slices = timeline.slices.take(slice(first, None))
+    depth = depth_by_time(slices)
+    if np.any((slices.parent >= 0) & (slices.end > timeline.slices.end[slices.parent])):
+        end, _, _ = clip_and_nest(slices.track.astype(np.int64), slices.start, slices.end, np.arange(len(slices)))
+        slices = replace(slices, end=end)
+        depth, _ = nest_times(slices.start, end, slices.track)
     texts = slice_texts(timeline, slice(first, None))
     shared = [_BEGIN + _event(shared_texts) for shared_texts in texts.shared]
     numbers = [
-        (DebugAnnotation(name=name).SerializeToString() + _NUMBER_VALUE, column.dense(len(others), _ABSENT))
+        (DebugAnnotation(name=name).SerializeToString() + _NUMBER_VALUE, column.dense(len(slices), _ABSENT))
         for name, column in texts.numbers.items()
     ]
 
     def events(rows: IndexArray) -> list[Column]:
         fields: list[Column] = [RaggedColumn.from_strings([shared[key] for key in texts.key[rows].tolist()])]
         for prefix, values in numbers:
-            value, has = varint(values[rows], prefix), values[rows] != _ABSENT
-            if np.any(has):
-                fields += [varint(record_lengths([value]), _ANNOTATION).where(has), value.where(has)]
-        with_flows = np.flatnonzero(flows.has_flow(first + rows)).tolist()
-        ends = [b""] * len(rows) if with_flows else []
-        for place in with_flows:
-            going_on, ending = flows.of_row(first + int(rows[place]))
-            ends[place] = TrackEvent(flow_ids_old=going_on, terminating_flow_ids_old=ending).SerializeToString()
-        return [*fields, *([RaggedColumn.from_strings(ends)] if ends else [])]
+            value, has_value = varint(values[rows], prefix), values[rows] != _ABSENT
+            if np.any(has_value):
+                fields += [varint(record_lengths([value]), _ANNOTATION).where(has_value), value.where(has_value)]
+        rows_with_flows = np.flatnonzero(flows.has_flow(first + rows)).tolist()
+        flow_fields = [b""] * len(rows) if rows_with_flows else []
+        for index in rows_with_flows:
+            started, ended = flows.ids_in_perfetto(first + int(rows[index]))
+            flow_fields[index] = TrackEvent(flow_ids_old=started, terminating_flow_ids_old=ended).SerializeToString()
+        return [*fields, *([RaggedColumn.from_strings(flow_fields)] if flow_fields else [])]
 
-    return _LanePackets(lanes, others, depth, events)
+    return _LanePackets(lanes, slices, depth, events)
 
 
 _ABSENT = INT64_MIN
@@ -322,7 +326,7 @@ _NUMBER_VALUE = message_field_tag(DebugAnnotation, "int_value")
 
 
 def _event(texts: SharedTexts) -> bytes:
-    """Return the texts that slices share, as fields of a TrackEvent."""
+    """Return the shared texts of slices as fields of a TrackEvent."""
     event = TrackEvent(name=texts.label, categories=[texts.category])
     for name, value in texts.args.items():
         kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
@@ -331,15 +335,15 @@ def _event(texts: SharedTexts) -> bytes:
     return serialized
 
 
-def _begun_before(start: Int64Array, end: Int64Array, spans: Int64Array) -> Int64Array:
-    """Return how many slices begin before the end of each of some of them; all are in start order."""
-    ends = end[spans]
-    empty = ends == start[spans]
-    before = np.searchsorted(start, ends, side="left")
-    if np.any(empty):
-        # An empty slice ends after all that begins in its instant, and others end before that.
-        before[empty] = np.searchsorted(start, ends[empty], side="right")
-    return before
+def _count_earlier_starts(start: Int64Array, end: Int64Array, spans: Int64Array) -> Int64Array:
+    """Return the number of slices, in start order, that start before the end of each of `spans`."""
+    span_end = end[spans]
+    is_empty = span_end == start[spans]
+    count = np.searchsorted(start, span_end, side="left")
+    if np.any(is_empty):
+        # An empty slice ends after all slices that start at its time; other slices end before those.
+        count[is_empty] = np.searchsorted(start, span_end[is_empty], side="right")
+    return count
 
 
 def _module(fqn: int, module_class: int) -> bytes:
@@ -347,7 +351,7 @@ def _module(fqn: int, module_class: int) -> bytes:
 
 
 def _launches(flows: CollectiveFlows, span_count: int) -> Iterator[tuple[Int32Array, ByteTable]]:
-    """Yield which flows to collectives each span begins, and all sets of them as bytes; nothing if there are none."""
+    """Yield the index of each span's set of flows to collectives, and the sets as bytes; nothing without flows."""
     launches = flows.launches()
     if not launches:
         return
@@ -358,14 +362,14 @@ def _launches(flows: CollectiveFlows, span_count: int) -> Iterator[tuple[Int32Ar
 
 
 def _extra_args(columns: Slices) -> tuple[list[tuple[Int32Array, ByteTable]], ArgNumbers]:
-    """Return which args of its own each span has, and all that occur as bytes; and the numbers of their texts."""
+    """Return the index of each span's extra args, and the distinct args as bytes; and the numbers of their texts."""
     numbers = ArgNumbers(Numbering[str](1), Numbering[str](1))
     if not columns.args:
         return [], numbers
     index = np.zeros(len(columns), np.int32)
-    rows, of_rows, kinds = distinct_args(columns.args)
-    index[rows] = of_rows + 1
-    return [(index, ByteTable([b"", *(_annotations(args, numbers) for args in kinds)]))], numbers
+    rows, args_of_row, distinct = distinct_args(columns.args)
+    index[rows] = args_of_row + 1
+    return [(index, ByteTable([b"", *(_annotations(args, numbers) for args in distinct)]))], numbers
 
 
 def _annotations(args: Mapping[str, Value], numbers: ArgNumbers) -> bytes:

@@ -1,4 +1,4 @@
-"""The packets of a Perfetto trace that define its tracks, names and numbers; each is written once."""
+"""The packets of a Perfetto trace that define its tracks, names and numbers; each is defined once."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ from .lanes import MARKS_ROW, Lane, Lanes
 from .written_parts import COUNTER_UNIT, PartCounter
 
 REALTIME_CLOCK = 1
-"""Perfetto's BUILTIN_CLOCK_REALTIME, Unix time: the clock of our traces."""
+"""Perfetto's BUILTIN_CLOCK_REALTIME, Unix time: the clock of the traces."""
 
 INCREMENTAL_CLOCK = 64
-"""A clock whose readings count from the packet before; each packet sequence has its own."""
+"""A clock whose times count from the previous packet; each packet sequence has its own clock."""
 
 PROFILER_SEQUENCE = 1 << 24
-"""The packet sequence of the profiler's events in a merged trace; a recording's have small ids."""
+"""The packet sequence of the profiler's events in a merged trace; the sequences of a recording have small ids."""
 
 PROFILER_FLOW = MAX_LINK + (1 << 61)
-"""The first id of the profiler's flows in a merged trace; below are a recording's links and collectives."""
+"""The first id of the profiler's flows in a merged trace; links and collectives of a recording have smaller ids."""
 
 _NAMES_PER_PACKET = 10_000
 _MAX_METADATA_NAME = 100
-"""Characters; Perfetto v52 crashes on the name of a metadatum that has thousands."""
+"""Maximum length of a metadata name in characters; Perfetto v52 crashes on a name of thousands."""
 
 
 def serialize(*packets: TracePacket) -> bytes:
-    """Return packets as they are in a file, each with tag and length."""
+    """Return packets in a file's form, each with its tag and length."""
     serialized: bytes = Trace(packet=packets).SerializeToString()
     return serialized
 
 
 class ArgNumbers(NamedTuple):
-    """The numbers that a part of a trace has for the names of arguments, and for their values."""
+    """The numbers for the names of arguments, and for their values, in a part of a trace."""
 
     names: Numbering[str]
     texts: Numbering[str]
 
 
 class InternTable:
-    """The numbers that a trace has for names; the most used name of its first part has the shortest number.
+    """The numbers for names in a trace; the most used name of its first part has the shortest number.
 
-    The args of a span are a message of our own, an extension of TrackEvent that the trace itself describes. It takes
-    half the bytes of debug annotations, which name every value again. Qualified names and classes are values of enums.
-    Number and type of the extension depend on the texts, so that traces in one file do not mix up their names.
+    The args of a span are a message of modtrace's, an extension of TrackEvent that the trace itself describes. It needs
+    half the bytes of debug annotations, which repeat the name of every value. Qualified names and classes are enum
+    values. Number and type of the extension depend on the texts, so that traces in one file do not mix up their names.
 
     Attributes:
-        label: int64, per name of the timeline, the iid of its label; from 1.
-        fqn: int64, per name, the enum value of its qualified name; from 0.
-        module_class: int64, per name, the enum value of its class; from 0.
+        label: int64[names], the iid of the label of each name of the timeline; from 1.
+        fqn: int64[names], the enum value of the qualified name; from 0.
+        module_class: int64[names], the enum value of the class; from 0.
         extension: the field number of the args in a TrackEvent.
     """
 
@@ -75,25 +75,25 @@ class InternTable:
         self._labels = labels
         schema = _schema(fqns, classes)
         check = zlib.crc32(schema.SerializeToString())
-        self.extension = 9900 + check % 100  # the range that Perfetto leaves to everyone
+        self.extension = 9900 + check % 100  # Perfetto reserves 9900 to 9999 for other programs
         enums = {"fqn": "Fqn", "module_class": "ModuleClass"}
         _add_call_message(schema, f"modtrace_{check:08x}", self.extension, enums)
         self._schema = FileDescriptorSet(file=[schema])
 
     def description(self) -> TracePacket:
-        """Return the packet that tells a reader what the args are called."""
+        """Return the packet that describes the args to a reader."""
         packet = TracePacket()
         packet.extension_descriptor.extension_set.ParseFromString(self._schema.SerializeToString())
         return packet
 
-    def packets(self, sequence: int, used: AnyArray, args: ArgNumbers) -> Iterator[TracePacket]:
-        """Yield the packets that define, on a sequence, the names and args of its spans by number."""
-        names = {iid: self._labels[iid - 1] for iid in np.unique(self.label[np.unique(used)]).tolist()}
+    def packets(self, sequence: int, span_names: AnyArray, args: ArgNumbers) -> Iterator[TracePacket]:
+        """Yield the packets that define, on a sequence, the numbers of its spans' names and args."""
+        names = {iid: self._labels[iid - 1] for iid in np.unique(self.label[np.unique(span_names)]).tolist()}
         yield from interned_packets(sequence, names, PHASES, *args)
 
 
 def following_packet(sequence: int) -> TracePacket:
-    """Return a packet that builds on what its sequence defined before."""
+    """Return a packet that uses earlier definitions of its sequence."""
     return TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
 
 
@@ -104,9 +104,9 @@ def interned_packets(
     arg_names: Iterable[str],
     texts: Iterable[str] = (),
 ) -> Iterator[TracePacket]:
-    """Yield the packets that define what numbers mean on a sequence; all but those of names count from 1."""
-    left = iter(names.items())
-    while names_of_packet := [*itertools.islice(left, _NAMES_PER_PACKET)]:
+    """Yield the packets that define numbers on a sequence; all numbers except those of `names` count from 1."""
+    items = iter(names.items())
+    while names_of_packet := [*itertools.islice(items, _NAMES_PER_PACKET)]:
         packet = following_packet(sequence)
         for iid, name in names_of_packet:
             packet.interned_data.event_names.add(iid=iid, name=name)
@@ -122,15 +122,15 @@ def interned_packets(
 
 
 def track_uuid(key: str) -> int:
-    """Return the uuid of a track, by a text that no other track has."""
+    """Return the uuid of the track with this unique key."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") or 1
 
 
 def describe_track(
     sequence: int, uuid: int, parent: int | None = None, rank: int | None = None, name: str | None = None
 ) -> TracePacket:
-    """Return the descriptor of a track; `rank` says where it is among the tracks of its parent."""
-    # Perfetto merges tracks of one name unless it is told not to.
+    """Return the descriptor of a track; `rank` is its position among the tracks of its parent."""
+    # Perfetto merges tracks of one name unless the descriptor forbids it.
     unmerged = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
     track = TrackDescriptor(
         uuid=uuid, parent_uuid=parent, name=name, sibling_order_rank=rank, sibling_merge_behavior=unmerged
@@ -139,37 +139,37 @@ def describe_track(
 
 
 class TrackParents(NamedTuple):
-    """The uuids of tracks that a file describes elsewhere."""
+    """The uuids of process and thread tracks that the file already describes."""
 
-    process: int  # of the process that has what belongs to none
-    processes: Mapping[Process, int]  # of each process
-    threads: Mapping[tuple[Process, int], int]  # of their threads, by OS thread id
+    process: int  # uuid of the process for marks and for unknown processes
+    processes: Mapping[Process, int]  # uuid of each process
+    threads: Mapping[tuple[Process, int], int]  # uuid of each thread, by process and OS thread id
 
 
 class TrackDescriptors:
-    """The tree of tracks: process → thread → `modules` → forward and backward, and the process' counters.
+    """The tree of tracks: process → thread → `modules` → forward and backward, and the process's counters.
 
-    The level `modules` is there for the order: Perfetto keeps an explicit one only below tracks without a thread or
-    process of their own.
+    The level `modules` is needed for the order: Perfetto keeps an explicit order only below tracks that have no thread
+    or process of their own.
     """
 
     def __init__(self, timeline: Timeline, lanes: Lanes, sequence: int, parents: TrackParents | None) -> None:
         self._sequence, self._parents = sequence, parents
         recording = f"{timeline.slices.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
         self._recording = hashlib.blake2b(recording.encode()).hexdigest()
-        self._described: set[object] = set()
+        self._described_keys: set[object] = set()
 
     def uuid(self, *key: object) -> int:
-        """Return the uuid of a track: of "lane" or "counter" and its index, or of "marks", which has steps too.
+        """Return the uuid of a track. Its key is "lane" or "counter" with an index, or "marks", for marks and steps.
 
-        Counters of parts of steps come after the timeline's.
+        The indices of counters of step parts follow those of the timeline's counters.
         """
         return track_uuid(f"{self._recording} {key}")
 
     def packets(
         self, timeline: Timeline, lanes: Lanes, step_parts: Sequence[PartCounter] | None
     ) -> Iterator[TracePacket]:
-        """Yield the descriptors of the tracks that are new in a part, parents first; with the last one the metadata."""
+        """Yield the descriptors of the tracks that are new in a part, parents first; in the last part also metadata."""
         if step_parts is not None:
             yield self._metadata(timeline)
         for rank, (process, pid) in enumerate(lanes.pids.items()):
@@ -188,16 +188,16 @@ class TrackDescriptors:
             parent, name = self._process_uuid(next(iter(lanes.pids))), f"{escaped(part.name)} {COUNTER_UNIT}"
             yield self._counter(index, parent, rank + index, name, COUNTER_UNIT)
         if timeline.marks:
-            around = None if self._parents is None else self._parents.process
-            yield self._track("marks", parent=around, rank=0, name=MARKS_ROW)
+            marks_parent = None if self._parents is None else self._parents.process
+            yield self._track("marks", parent=marks_parent, rank=0, name=MARKS_ROW)
 
     def _is_new(self, key: object) -> bool:
-        count = len(self._described)
-        self._described.add(key)
-        return len(self._described) > count
+        count = len(self._described_keys)
+        self._described_keys.add(key)
+        return len(self._described_keys) > count
 
     def _lane(self, index: int, lane: Lane, track: Track, rank: int) -> Iterator[TracePacket]:
-        """Yield the descriptor of a lane, after that of its thread if it is the first one there."""
+        """Yield the descriptor of a lane; the first lane of a thread follows the thread's descriptor."""
         if track.device is not None:
             yield self._track("lane", index, parent=self._process_uuid(track.process), rank=rank, name=lane.name)
             return
@@ -210,7 +210,7 @@ class TrackDescriptors:
                     descriptor = packet.track_descriptor.thread
                     descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
                     descriptor.thread_name = name
-                else:  # a longer one would be cut, and could then be another thread's
+                else:  # Perfetto would cut a longer id, which could then be another thread's id
                     packet.track_descriptor.name = name
                 yield packet
                 parent = self.uuid("thread", *thread)
@@ -227,7 +227,7 @@ class TrackDescriptors:
     def _metadata(self, timeline: Timeline) -> TracePacket:
         packet = TracePacket(trusted_packet_sequence_id=self._sequence)
         header = make_header(timeline)
-        # For people, who see them in Perfetto's list of metadata.
+        # People see these entries in Perfetto's list of metadata.
         metadata = {name: value for name, value in header["metadata"].items() if len(name) < _MAX_METADATA_NAME}
         entries: dict[str, Any] = {**metadata, **header["stats"], "modtrace": header["modtrace"]}
         for name, value in entries.items():
@@ -237,8 +237,8 @@ class TrackDescriptors:
 
     def _process(self, process: Process, pid: int | str, rank: int) -> TracePacket:
         packet = self._track(process, parent=None, rank=rank)
-        described = packet.track_descriptor.process
-        described.pid, described.process_name = _int32(pid), escaped(process.name) or UNNAMED
+        descriptor = packet.track_descriptor.process
+        descriptor.pid, descriptor.process_name = _int32(pid), escaped(process.name) or UNNAMED
         return packet
 
     def _track(self, *key: object, parent: int | None, rank: int, name: str | None = None) -> TracePacket:
@@ -253,7 +253,7 @@ class TrackDescriptors:
 
 
 def sequence_start(sequence: int, track: int, time: int) -> TracePacket:
-    """Return the packet that begins a sequence: its clock at `time` (Unix ns), its events on `track`."""
+    """Return the packet that starts a sequence: its clock at `time` (Unix ns), its events on `track`."""
     packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=3)
     packet.trace_packet_defaults.timestamp_clock_id = INCREMENTAL_CLOCK
     packet.trace_packet_defaults.track_event_defaults.track_uuid = track
@@ -273,12 +273,12 @@ def _rank_by_use(texts: list[str], uses: list[int]) -> tuple[list[str], Any]:
 
 
 def _is_tid(value: int) -> bool:
-    """Return whether a thread's id fits into 32 bits, with or without a sign; some systems have longer ones."""
+    """Return whether a thread's id fits into 32 bits, with or without a sign; some systems have longer ids."""
     return -(1 << 31) <= value < 1 << 32
 
 
 def _int32(number: int | str) -> int:
-    """Return an id of 32 bits as protobuf's int32, which has a sign. Only ids in a JSON trace may be text."""
+    """Return a 32-bit id as protobuf's signed int32. Only a JSON trace can have ids that are texts."""
     number = int(number)
     return number if number < 1 << 31 else number - (1 << 32)
 
@@ -302,7 +302,7 @@ def _add_call_message(schema: FileDescriptorProto, package: str, extension: int,
         field.type = kinds.TYPE_BOOL if name == "complete" else kinds.TYPE_INT64
         if name in enums:
             field.type, field.type_name = kinds.TYPE_ENUM, f".{package}.{enums[name]}"
-    # Named `debug`, so that queries find `debug.fqn` where a debug annotation would have been.
+    # With the name `debug`, queries find `debug.fqn`, which is also the key of a debug annotation.
     schema.extension.add(
         name="debug",
         number=extension,

@@ -14,7 +14,7 @@ class BytesColumn(NamedTuple):
     """One field of every record."""
 
     data: UInt8Array  # uint8[n, width]
-    lengths: Int64Array | None  # int64[n], how many bytes of row i the record i has; None if all have all of them
+    lengths: Int64Array | None  # int64[n], number of bytes used in each row; None if all rows are full
 
     @property
     def sizes(self) -> Int64Array | int:
@@ -22,15 +22,15 @@ class BytesColumn(NamedTuple):
         return self.data.shape[1] if self.lengths is None else self.lengths
 
     def where(self, present: BoolArray) -> "BytesColumn":
-        """Leave the field out of the records where `present` is False."""
+        """Return the column without the field in records whose `present` is False."""
         return BytesColumn(self.data, np.where(present, self.sizes, 0))
 
 
 class RaggedColumn(NamedTuple):
-    """One field of every record, of lengths so different that padding them would not do."""
+    """One field of every record, unpadded because the lengths differ too much."""
 
-    data: UInt8Array  # uint8[m], all of them one after the other
-    lengths: Int64Array  # int64[n], how many bytes each record has; they add up to m
+    data: UInt8Array  # uint8[m], the fields of all records one after the other
+    lengths: Int64Array  # int64[n], number of bytes of each record's field; their sum is m
 
     @property
     def sizes(self) -> Int64Array:
@@ -48,7 +48,7 @@ Column: TypeAlias = BytesColumn | RaggedColumn
 
 
 class ByteTable:
-    """Byte strings to choose from; all take the room of the longest."""
+    """A table of byte strings, padded to the longest, from which columns are made."""
 
     def __init__(self, strings: Sequence[bytes]) -> None:
         self._lengths = np.array([len(string) for string in strings], np.int64)
@@ -70,27 +70,27 @@ def repeat(string: bytes, count: int) -> BytesColumn:
 
 
 def varint(numbers: AnyIntArray, prefix: bytes = b"") -> BytesColumn:
-    """Encode integers as protobuf does, after a prefix: seven bits a byte, lowest first; negative ones as 64 bits."""
+    """Return integers as protobuf varints after a prefix: seven bits a byte, lowest first; negative ones as 64 bits."""
     unsigned = numbers.astype(np.int64).view(np.uint64)
     highest, first = int(unsigned.max(initial=0)), len(prefix)
     width = max(1, -(-highest.bit_length() // 7))
-    rest: AnyIntArray = unsigned.astype(np.min_scalar_type(highest))
-    data = np.empty((len(rest), first + width), np.uint8)
+    remaining_bits: AnyIntArray = unsigned.astype(np.min_scalar_type(highest))
+    data = np.empty((len(numbers), first + width), np.uint8)
     data[:, :first] = np.frombuffer(prefix, np.uint8)
     if width == 1:
-        data[:, first] = rest
+        data[:, first] = remaining_bits
         return BytesColumn(data, None)
-    lengths = np.full(len(rest), first + 1, np.int64)
+    lengths = np.full(len(numbers), first + 1, np.int64)
     for column in range(first, first + width):
-        lowest, rest = rest.astype(np.uint8), rest >> 7
-        more = rest > 0
-        data[:, column] = lowest & 0x7F | more.view(np.uint8) << 7
-        lengths += more
+        lowest_bits, remaining_bits = remaining_bits.astype(np.uint8), remaining_bits >> 7
+        continues = remaining_bits > 0
+        data[:, column] = lowest_bits & 0x7F | continues.view(np.uint8) << 7
+        lengths += continues
     return BytesColumn(data, lengths)
 
 
 def record_lengths(fields: Sequence[Column]) -> Int64Array:
-    """Return int64[n]: how many bytes the fields have in each record."""
+    """Return int64[n], the number of bytes of the fields in each record."""
     sizes, first = [field.sizes for field in fields], fields[0]
     count = len(first.lengths) if isinstance(first, RaggedColumn) else len(first.data)
     lengths = np.full(count, sum(size for size in sizes if isinstance(size, int)), np.int64)
@@ -101,7 +101,7 @@ def record_lengths(fields: Sequence[Column]) -> Int64Array:
 
 
 def interleave(parts: Sequence[tuple[Int64Array, Sequence[Column]]], count: int) -> bytes:
-    """Return `count` records one after the other, each part by their positions among all, and their fields."""
+    """Return `count` records one after the other; a part has the positions of its records, and their fields."""
     lengths = np.zeros(count, np.int64)
     for positions, fields in parts:
         lengths[positions] = record_lengths(fields)
@@ -109,30 +109,30 @@ def interleave(parts: Sequence[tuple[Int64Array, Sequence[Column]]], count: int)
     out = np.empty(int(ends[-1]) if count else 0, np.uint8)
     for positions, fields in parts:
         offset = (ends - lengths)[positions]
-        least = [int(np.min(field.sizes)) for field in fields]
+        min_sizes = [int(np.min(field.sizes)) for field in fields]
         for index, field in enumerate(fields):
             if isinstance(field, RaggedColumn):
                 _scatter_ragged(out, offset, field)
             else:
-                _scatter(out, offset, field, sum(least[index:]))
+                _scatter(out, offset, field, sum(min_sizes[index:]))
             offset += field.sizes
     return out.tobytes()
 
 
 def _scatter_ragged(out: UInt8Array, offset: Int64Array, field: RaggedColumn) -> None:
-    """Copy a field into all records, which have it at `offset`."""
+    """Copy a field into all records, at `offset`."""
     ends = np.cumsum(field.lengths)
     shift = np.repeat(offset - (ends - field.lengths), field.lengths)
     out[shift + np.arange(len(field.data))] = field.data
 
 
-def _scatter(out: UInt8Array, offset: Int64Array, field: BytesColumn, room: int) -> None:
-    """Copy a field into all records, which have it at `offset`, and at least `room` bytes from there on.
+def _scatter(out: UInt8Array, offset: Int64Array, field: BytesColumn, min_bytes: int) -> None:
+    """Copy a field into all records, at `offset`; each record has `min_bytes` or more bytes from there on.
 
-    What is copied beyond its length is overwritten by the fields that follow.
+    The fields that follow overwrite bytes that are copied beyond the field's length.
     """
     data, lengths = field
-    if lengths is None or data.shape[1] <= room:
+    if lengths is None or data.shape[1] <= min_bytes:
         _windows(out, data.shape[1])[offset] = _as_items(data)
         return
     for size in np.flatnonzero(np.bincount(lengths)).tolist():
@@ -142,7 +142,7 @@ def _scatter(out: UInt8Array, offset: Int64Array, field: BytesColumn, room: int)
 
 
 def _windows(out: UInt8Array, size: int) -> RecordArray:
-    """Return all windows of `size` bytes by where they begin; as items, which NumPy copies in one go."""
+    """Return all windows of `size` bytes by their start, as items, each of which NumPy copies at once."""
     windows: RecordArray = np.ndarray((len(out) - size + 1,), f"V{size}", out, 0, (1,))
     return windows
 
@@ -154,7 +154,7 @@ def _as_items(data: UInt8Array) -> RecordArray:
 
 
 VARINT, FIXED64, LENGTH_DELIMITED = range(3)
-"""Wire types of protobuf: how the value of a field is encoded."""
+"""Wire types of protobuf, the encodings of a field's value."""
 
 
 def field_tag(number: int, wire_type: int = VARINT) -> bytes:
@@ -173,11 +173,11 @@ _EVENT = message_field_tag(TracePacket, "track_event", LENGTH_DELIMITED)
 
 
 def track_event_packets(timestamp: Int64Array, sequence: BytesColumn, event: Sequence[Column]) -> list[Column]:
-    """Return packets of track events for `interleave`; `sequence` has the fields that all packets of one have."""
+    """Return packets of track events for `interleave`; `sequence` has the common fields of a sequence's packets."""
     return packets_of(timestamp, [sequence, varint(record_lengths(event), _EVENT), *event])
 
 
 def packets_of(timestamp: Int64Array, fields: Sequence[Column]) -> list[Column]:
-    """Return packets as they are in a file: of when each is on the clock of its sequence, and its other fields."""
+    """Return packets in a file's form, from their timestamps on the clock of their sequence, and their other fields."""
     packet = [varint(timestamp, _TIMESTAMP), *fields]
     return [varint(record_lengths(packet), _PACKET), *packet]

@@ -1,6 +1,6 @@
-"""Flows between slices, and slices of other kinds than modules as rows of the page.
+"""Flows between slices, and the page's module slices for slices of other kinds.
 
-Flows lead from a call's forward span to its first backward span, and between the ranks of a collective.
+A flow leads from a call's forward span to its first backward span, or between the ranks of a collective.
 """
 
 import enum
@@ -19,56 +19,56 @@ from ..timeline.contents import COMMUNICATION, RANGES, range_name
 from ..timeline.slices import COLLECTIVE, MODULE, Arg, ArgColumn, in_start_order
 
 _SPANS_AT_A_TIME = 1 << 16
-"""The number of spans, or pairs, in memory at a time."""
+"""Number of spans, or pairs, in memory at a time."""
 
 
 class FlowRole(enum.IntEnum):
-    """The sign in a written span that it belongs to a call: the begin or the end of a flow, or an arg."""
+    """The form of a link in a written span: the start or the end of a flow, or an arg."""
 
     NO_LINK = 0
     LINK_ARG = 1
     BEGIN = 2
     END = 3
-    # Only in JSON: the span itself carries the flow, as its `bind_id`, where a flow event would bind to another span.
+    # Only in JSON: the span itself carries the flow (`bind_id`), because a flow event would bind to another span.
     BIND_OUT = 4
     BIND_IN = 5
 
 
 def flow_roles(columns: Slices) -> UInt8Array:
-    """Return uint8[n], the `FlowRole` of each span, without those that only JSON has."""
+    """Return uint8[n], the `FlowRole` of each span, without the roles that only JSON has."""
     roles: UInt8Array = np.where(columns.link >= 0, np.uint8(FlowRole.LINK_ARG), np.uint8(FlowRole.NO_LINK))
-    for begins, ends in flow_pairs(columns):
-        roles[begins] = FlowRole.BEGIN
+    for starts, ends in flow_pairs(columns):
+        roles[starts] = FlowRole.BEGIN
         roles[ends] = FlowRole.END
     return roles
 
 
 def flow_pairs(columns: Slices) -> Iterator[tuple[IndexArray, IndexArray]]:
-    """Yield the positions of the spans where flows begin and of those where they end, some thousand pairs at a time.
+    """Yield the rows of the spans at which flows start, and of the spans at which they end, in blocks of pairs.
 
     A link has a flow if its first span that is not backward starts before its first backward span.
     """
-    # Links are indices themselves, unless they are too far apart for a table.
+    # Links are used as indices, unless they are too far apart for a table.
     count = int(columns.link.max(initial=-1)) + 1
     links = distinct(columns.link) if count > 2 * len(columns) else None
     count = count if links is None else len(links)
-    begins = np.full(count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
-    ends = begins.copy()
+    starts = np.full(count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
+    ends = starts.copy()
     for last in range(len(columns), 0, -_SPANS_AT_A_TIME):
         rows = np.arange(max(last - _SPANS_AT_A_TIME, 0), last)[::-1]
         link = columns.link[rows]
-        linked = (link >= 0) & (link < MAX_LINK)
-        rows, index = rows[linked], link[linked] if links is None else np.searchsorted(links, link[linked])
-        backward = columns.phase[rows] == BACKWARD
-        # Of several spans with one link the one written last stays, which is the first in the timeline.
-        begins[index[~backward]] = rows[~backward]
-        ends[index[backward]] = rows[backward]
+        has_link = (link >= 0) & (link < MAX_LINK)
+        rows, index = rows[has_link], link[has_link] if links is None else np.searchsorted(links, link[has_link])
+        is_backward = columns.phase[rows] == BACKWARD
+        # Rows are written from last to first, so the first span of a link in the timeline stays.
+        starts[index[~is_backward]] = rows[~is_backward]
+        ends[index[is_backward]] = rows[is_backward]
     for first in range(0, count, _SPANS_AT_A_TIME):
-        begin, end = begins[first : first + _SPANS_AT_A_TIME], ends[first : first + _SPANS_AT_A_TIME]
-        both = (begin >= 0) & (end >= 0)
-        begin, end = begin[both], end[both]
-        before = columns.start[begin] < columns.start[end]
-        yield begin[before].astype(np.intp), end[before].astype(np.intp)
+        start, end = starts[first : first + _SPANS_AT_A_TIME], ends[first : first + _SPANS_AT_A_TIME]
+        has_both = (start >= 0) & (end >= 0)
+        start, end = start[has_both], end[has_both]
+        is_flow = columns.start[start] < columns.start[end]
+        yield start[is_flow].astype(np.intp), end[is_flow].astype(np.intp)
 
 
 def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
@@ -80,25 +80,27 @@ def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
         return flow, first, last
     rows = np.flatnonzero(~table.is_wait & (table.name >= 0) & (table.counter >= 0))
     groups = {group.name: group for group in table.groups}
-    kind, of_row = np.unique(table.name[rows] * np.int64(len(timeline.tracks)) + table.track[rows], return_inverse=True)
+    keys, key_of_row = np.unique(
+        table.name[rows] * np.int64(len(timeline.tracks)) + table.track[rows], return_inverse=True
+    )
     numbers = Numbering[object]()
     number = []
-    for name, track in (divmod(pair, len(timeline.tracks)) for pair in kind.tolist()):
-        meeting = _meeting(table.names[name], timeline.tracks[track].process.rank, groups)
-        number.append(-1 if meeting is None else numbers[meeting])
-    of_row = np.array(number, np.int64)[of_row] if len(rows) else of_row
-    rows, of_row = rows[of_row >= 0], of_row[of_row >= 0]
-    order = np.lexsort((table.track[rows], table.start[rows], table.counter[rows], of_row))
-    rows, of_row = rows[order], of_row[order]
-    begins = np.append(begins_run(of_row, table.counter[rows]), True)
-    alone = begins[:-1] & begins[1:]
-    flow[rows] = np.where(alone, -1, np.cumsum(begins[:-1]) - 1)
-    first[rows], last[rows] = begins[:-1] & ~alone, begins[1:] & ~alone
+    for name, track in (divmod(key, len(timeline.tracks)) for key in keys.tolist()):
+        match_key = _match_key(table.names[name], timeline.tracks[track].process.rank, groups)
+        number.append(-1 if match_key is None else numbers[match_key])
+    match = np.array(number, np.int64)[key_of_row] if len(rows) else key_of_row
+    rows, match = rows[match >= 0], match[match >= 0]
+    order = np.lexsort((table.track[rows], table.start[rows], table.counter[rows], match))
+    rows, match = rows[order], match[order]
+    starts_flow = np.append(begins_run(match, table.counter[rows]), True)
+    is_single = starts_flow[:-1] & starts_flow[1:]
+    flow[rows] = np.where(is_single, -1, np.cumsum(starts_flow[:-1]) - 1)
+    first[rows], last[rows] = starts_flow[:-1] & ~is_single, starts_flow[1:] & ~is_single
     return flow, first, last
 
 
-def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]) -> object:
-    """Return a key that the calls which meet have in common, beside their counter; None if it is not known."""
+def _match_key(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]) -> object:
+    """Return the key that, with their counter, the calls of one collective share; None if it is unknown."""
     if name.peer < 0:
         return (name.operator, name.group) if name.operator not in MESSAGES else None
     ranks = groups[name.group].ranks if name.group in groups else ()
@@ -112,12 +114,12 @@ class CollectiveFlows:
     """The flows of collectives: from the spans that launched them, and between ranks.
 
     Attributes:
-        first_row: the row of the timeline's slices that the first collective or wait has.
-        launched_by: int64, per collective or wait the span that launched it; -1 for none, and for waits.
-        flow: int64, per collective or wait the number of its flow between ranks, from 0, which joins the calls of one
-            collective or the two ends of one message; -1 for a wait, and for what no other rank in the timeline called.
-        is_first: bool, whether its call was the earliest of its flow.
-        is_last: bool, whether it was the latest.
+        first_row: row of the first collective or wait in the timeline's slices.
+        launched_by: int64, the span that launched each collective; -1 for waits, and without a span.
+        flow: int64, the number of each collective's flow between ranks, from 0. It joins the calls of one collective or
+            the two ends of one message; -1 for a wait, and if no other rank in the timeline called it.
+        is_first: bool, whether the call was the earliest of its flow.
+        is_last: bool, whether the call was the latest of its flow.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -127,24 +129,24 @@ class CollectiveFlows:
         self._first_call = MAX_LINK + len(timeline.collectives)
 
     def has_flow(self, rows: Int64Array) -> BoolArray:
-        """Return which rows of the timeline's slices have flows; only collectives have."""
+        """Return a mask of the rows of the timeline's slices that have flows; only collectives have."""
         index = rows - self.first_row
         is_collective = (index >= 0) & (index < len(self.flow))
         has_flow: BoolArray = np.append((self.flow >= 0) | (self.launched_by >= 0), False)
         return has_flow[np.where(is_collective, index, -1)]
 
-    def of_row(self, row: int) -> tuple[list[int], list[int]]:
-        """Return the ids in a Perfetto trace of the flows that go on from a collective, and of those that end there."""
-        going_on: list[int] = []
+    def ids_in_perfetto(self, row: int) -> tuple[list[int], list[int]]:
+        """Return the ids in a Perfetto trace of the flows that leave a collective, and of the flows that end there."""
+        leaving: list[int] = []
         index = row - self.first_row
         ending = [MAX_LINK + index] if self.launched_by[index] >= 0 else []
         if self.flow[index] >= 0:
             flow = self._first_call + int(self.flow[index])
-            (ending if self.is_last[index] else going_on).append(flow)
-        return going_on, ending
+            (ending if self.is_last[index] else leaving).append(flow)
+        return leaving, ending
 
     def launches(self) -> dict[int, list[int]]:
-        """Return the ids of the flows that each launching span begins in a Perfetto trace."""
+        """Return the ids of the flows that start at each launching span in a Perfetto trace."""
         flows: dict[int, list[int]] = {}
         for index in np.flatnonzero(self.launched_by >= 0).tolist():
             flows.setdefault(int(self.launched_by[index]), []).append(MAX_LINK + index)
@@ -152,39 +154,40 @@ class CollectiveFlows:
 
 
 def all_as_modules(timeline: Timeline) -> Timeline:
-    """Return the timeline with every slice as one of a module, for the page, which draws all slices of a track alike.
+    """Return the timeline with all slices as module slices, because the page draws all slices of a track alike.
 
-    Values for which modules have no field are in their args. Their phase says nothing.
+    Values without a field in module slices become args. The phase of these slices has no meaning.
     """
     first = len(timeline.columns)
     if first == len(timeline.slices):
         return timeline
     texts = slice_texts(timeline, slice(first, None))
     names = Numbering[Name](len(timeline.names))
-    on_network = np.array([shared.category == COMMUNICATION for shared in texts.shared], np.bool_)[texts.key]
+    is_communication = np.array([shared.category == COMMUNICATION for shared in texts.shared], np.bool_)[texts.key]
     name, call = timeline.slices.name.copy(), timeline.slices.call.copy()
-    name[first:] = np.array([names[_shown_name(shared)] for shared in texts.shared])[texts.key]
-    call[first:] = _count_alike([shared.category for shared in texts.shared], texts.key)
+    name[first:] = np.array([names[_page_name(shared)] for shared in texts.shared])[texts.key]
+    call[first:] = _count_earlier([shared.category for shared in texts.shared], texts.key)
     counter = texts.numbers.get(Arg.COUNTER)
-    call[first:][on_network] = 0
+    call[first:][is_communication] = 0
     if counter is not None:
         call[first + counter.rows] = counter.values
     args = dict(timeline.columns.args)
-    shown = [
+    arg_texts = [
         {key: str(value) for key, value in shared.args.items() if key != "complete" or shared.category == COMMUNICATION}
         for shared in texts.shared
     ]
-    for key in dict.fromkeys(itertools.chain.from_iterable(shown)):
-        has = np.array([key in values for values in shown], np.bool_)[texts.key]
-        args[key] = ArgColumn(first + np.flatnonzero(has), texts.key[has], [values.get(key, "") for values in shown])
+    for key in dict.fromkeys(itertools.chain.from_iterable(arg_texts)):
+        has_key = np.array([key in values for values in arg_texts], np.bool_)[texts.key]
+        values_by_key = [values.get(key, "") for values in arg_texts]
+        args[key] = ArgColumn(first + np.flatnonzero(has_key), texts.key[has_key], values_by_key)
     args |= {key: ArgColumn(first + column.rows, column.values) for key, column in texts.numbers.items()}
     kind = np.full_like(timeline.slices.kind, MODULE)
     slices = replace(timeline.slices, kind=kind, name=name, call=call, args=args)
     return replace(timeline, slices=in_start_order(slices), names=[*timeline.names, *names])
 
 
-def _shown_name(texts: SharedTexts) -> Name:
-    """Return the name of slices other than modules on the page."""
+def _page_name(texts: SharedTexts) -> Name:
+    """Return the page's name for slices that are not modules."""
     if texts.category == COMMUNICATION:
         return Name(texts.label, f"{texts.args[Arg.OPERATOR] or 'wait'} · group {texts.args[Arg.GROUP]}", texts.label)
     if texts.category == RANGES:
@@ -192,8 +195,8 @@ def _shown_name(texts: SharedTexts) -> Name:
     return Name(texts.label, texts.category, texts.label)
 
 
-def _count_alike(categories: Sequence[str], key: Int64Array) -> Int64Array:
-    """Return for each slice, with its category at `key`, how many before it are of the same category."""
+def _count_earlier(categories: Sequence[str], key: Int64Array) -> Int64Array:
+    """Return for each slice the number of earlier slices of its category, `categories[key]`."""
     numbers = Numbering[str]()
     number = np.array([numbers[category] for category in categories], np.int64)[key]
     count = np.empty(len(key), np.int64)

@@ -1,4 +1,4 @@
-"""The parts of a timeline that are written one after the other, and the parts of its steps, as traces show them."""
+"""The parts of a timeline that are written one after the other, and the parts of its steps for traces and the page."""
 
 from __future__ import annotations
 
@@ -25,55 +25,55 @@ from ..timeline.summary.step_bounds import OPTIMIZER, StepBounds
 COUNTER_UNIT = "ms"
 """The unit of the values in viewers."""
 MAX_STEPS = 1 << 15
-"""The largest number of steps for which counters are written."""
+"""Maximum number of steps for which counters are written."""
 
 
 class PartTable(NamedTuple):
-    """The parts of each step; every nanosecond of a step is of exactly one part."""
+    """The parts of each step; every nanosecond of a step belongs to exactly one part."""
 
-    parts: Sequence[str]  # their names, in the order in which they are shown
-    share: Sequence[float]  # of each part, its fraction of the time of the whole steps
-    names: Sequence[str]  # of each step (`step 3`, `generate 3`)
-    causes: Sequence[str | None]  # why a step was slow, in one sentence; None if it was not
+    parts: Sequence[str]  # names of the parts, in display order
+    share: Sequence[float]  # fraction of each part of the time of complete steps
+    names: Sequence[str]  # names of the steps (`step 3`, `generate 3`)
+    causes: Sequence[str | None]  # cause of a slow step, in one sentence; None for other steps
     start: Int64Array  # int64[steps], Unix nanoseconds
     end: Int64Array  # int64[steps], Unix nanoseconds
-    whole: BoolArray  # bool[steps], False if a step's beginning was overwritten or its end not marked
+    is_whole: BoolArray  # bool[steps], False if a step's start was overwritten or its end not marked
     ns: Int64Array  # int64[steps, parts]
 
 
 class PartCounter(NamedTuple):
-    """The time of steps in one part, as a value that holds from one moment to the next."""
+    """The time of each step in one part, as a counter whose value is constant during a step."""
 
     name: str  # `step: data loading`
-    # Int64[n], Unix nanoseconds: where each step begins, and where one ends that no other follows at once
+    # int64[n], Unix nanoseconds: the start of each step, and the end of a step before a gap
     time: Int64Array
     ns: Int64Array  # int64[n], nanoseconds
 
 
 def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | None:
-    """Return what the steps of a timeline were spent on; None if it has no step."""
+    """Return the parts of the steps of a timeline; None if it has no step."""
     divided = divide_piece(without_gpu(timeline), step_by)
-    bounds, (parts, ns) = divided.bounds, _shown_parts(divided)
+    bounds, (parts, ns) = divided.bounds, _used_parts(divided)
     if not len(bounds.number):
         return None
-    steps, counted = explain_steps(divided), ns[bounds.counted].sum(axis=0)
-    shares = (counted / max(counted.sum(), 1)).tolist()
+    steps, part_ns = explain_steps(divided), ns[bounds.counted].sum(axis=0)
+    shares = (part_ns / max(part_ns.sum(), 1)).tolist()
     names = [f"{name} {number}" for name, number in zip(bounds.name, bounds.number.tolist(), strict=True)]
     causes = [steps.causes[index][0] if index in steps.causes else None for index in range(len(steps))]
     return PartTable(parts, shares, names, causes, bounds.start, bounds.end, bounds.whole, ns)
 
 
-def _shown_parts(divided: DividedSteps) -> tuple[list[str], Int64Array]:
-    """Return the parts that any step has, as in `PARTS`, then ranges by name, then `other`; int64[steps, parts]."""
-    used = order_parts(divided.names, np.any(divided.ns > 0, axis=0))
-    return [divided.names[part] for part in used], divided.ns[:, used]
+def _used_parts(divided: DividedSteps) -> tuple[list[str], Int64Array]:
+    """Return the parts that any step has (`PARTS`, ranges by name, `other`), and their ns, int64[steps, parts]."""
+    indices = order_parts(divided.names, np.any(divided.ns > 0, axis=0))
+    return [divided.names[part] for part in indices], divided.ns[:, indices]
 
 
 def part_counters(timeline: Timeline) -> list[PartCounter]:
-    """Return a counter per part that any step has, in order.
+    """Return a counter for each part that any step has, in order.
 
-    There is none if no step is whole, if there are more than `MAX_STEPS`, or if steps overlap, as calls of several
-    threads do.
+    The list is empty if no step is complete, if there are more than `MAX_STEPS`, or if steps overlap, which calls of
+    several threads do.
     """
     timeline = without_gpu(timeline)
     return count_parts(divide_piece(timeline, None)) if _is_drawn(find_step_bounds(timeline, None)) else []
@@ -84,30 +84,30 @@ def _is_drawn(bounds: StepBounds) -> bool:
 
 
 def count_parts(divided: DividedSteps) -> list[PartCounter]:
-    """Return what `part_counters` does of steps that are divided already."""
-    bounds, (parts, ns) = divided.bounds, _shown_parts(divided)
+    """Return the counters of `part_counters` for steps that are already divided."""
+    bounds, (parts, ns) = divided.bounds, _used_parts(divided)
     if not _is_drawn(bounds) or not bounds.whole.any():
         return []
     is_last = np.append(bounds.end[:-1] < bounds.start[1:], True)
     time = np.concatenate([bounds.start, bounds.end[is_last]])
     order = np.argsort(time, kind="stable")
-    none = np.zeros((np.count_nonzero(is_last), len(parts)), np.int64)
-    columns = np.concatenate([ns, none])[order].T
-    return [PartCounter(f"step: {part}", time[order], of_part) for part, of_part in zip(parts, columns, strict=True)]
+    zeros = np.zeros((np.count_nonzero(is_last), len(parts)), np.int64)
+    columns = np.concatenate([ns, zeros])[order].T
+    return [PartCounter(f"step: {part}", time[order], part_ns) for part, part_ns in zip(parts, columns, strict=True)]
 
 
 BAR_DELAY_S = 1.0
-"""The seconds after which a bar is drawn."""
+"""Delay of the progress bar in seconds."""
 
 Part = TypeVar("Part")
 
 
 class WrittenPart(NamedTuple):
-    """A part of what is written; no two have a slice in common."""
+    """A part of a written timeline; each slice is in one part."""
 
-    timeline: Timeline  # the modules of a piece; in the last part all else too
-    step_parts: list[PartCounter] | None  # what the steps were spent on; None but in the last part
-    first_ns: int = 0  # the first moment that is known of the timeline
+    timeline: Timeline  # the modules of a piece; the last part has all other slices too
+    step_parts: list[PartCounter] | None  # the counters of step parts; None except in the last part
+    first_ns: int = 0  # earliest known time of the timeline, Unix ns
 
 
 def written_parts(
@@ -116,7 +116,7 @@ def written_parts(
     table: TableWriter,
     write: Callable[[WrittenPart], Iterator[tuple[int, bytes]]],
 ) -> Iterator[bytes]:
-    """Yield the bytes of a timeline, whose parts the table gets too; show the progress if it takes long."""
+    """Yield the bytes of a timeline, and add its parts to `table`; show a progress bar after a second."""
     pieces = OnePiece(timeline) if isinstance(timeline, Timeline) else timeline
     parts = parts_to_write(OnePiece(pieces.join()) if pieces.is_joined_to_write else pieces)
     first = next(parts)
@@ -126,13 +126,13 @@ def written_parts(
             table.add(part.timeline)
             yield from write(part)
 
-    # How many spans are in parts that are still to be decoded is not known.
+    # The number of spans in later parts is unknown until they are decoded.
     total = None if first.step_parts is None else len(first.timeline.columns)
     yield from _show_progress(all_bytes(), f"writing {os.path.basename(path)}", total)
 
 
 def parts_to_write(pieces: Pieces) -> Iterator[WrittenPart]:
-    """Yield the parts of a timeline; the last one has all values that are known once all pieces have come.
+    """Yield the parts of a timeline; the last part has all values that are known only after all pieces.
 
     pieces   modules and ranges of step 0 … 99 | … of step 100 … 199
     parts    modules of step 0 … 99 | modules of step 100 … 199 | all ranges, marks, counters, stats
@@ -148,8 +148,8 @@ def parts_to_write(pieces: Pieces) -> Iterator[WrittenPart]:
             tracks = piece.tracks[: int(piece.columns.track.max()) + 1]
             part = replace(piece, slices=piece.columns, tracks=tracks, marks=[], counters=[])
             yield WrittenPart(part, None, min(moments))
-    rest = pieces.rest()
-    yield WrittenPart(rest, count_parts(join_divided(divided)), min([*moments, *_first_moments(rest)], default=0))
+    last = pieces.rest()
+    yield WrittenPart(last, count_parts(join_divided(divided)), min([*moments, *_first_moments(last)], default=0))
 
 
 def first_moment(timeline: Timeline) -> int:
@@ -165,19 +165,19 @@ def _first_moments(timeline: Timeline) -> list[int]:
 
 
 def _show_progress(parts: Iterable[tuple[int, Part]], label: str, total: int | None) -> Iterator[Part]:
-    """Yield parts, which come with their sizes; after a second, show on a terminal how much of `total` they are."""
+    """Yield the parts of (size, part) pairs; after a second, show the sum of sizes out of `total` on a terminal."""
     if not is_terminal(sys.stderr):
         yield from (part for _, part in parts)
         return
-    started = time.monotonic()
+    start_s = time.monotonic()
     bar = None
     done = 0
     try:
         for size, part in parts:
             yield part
             done += size
-            if bar is None and time.monotonic() - started > BAR_DELAY_S:
-                # rich takes longer to import than most files to write
+            if bar is None and time.monotonic() - start_s > BAR_DELAY_S:
+                # Importing rich takes longer than writing most files.
                 from rich.console import Console
                 from rich.progress import Progress
 

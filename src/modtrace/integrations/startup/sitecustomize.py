@@ -1,7 +1,7 @@
-"""Python runs this first in a child process of a recorded one, whose `PYTHONPATH` begins with this folder.
+"""Python runs this module first in a child of a recorded process, whose `PYTHONPATH` starts with this folder.
 
-Once torch is imported, the child may record itself. `sys.path` gets what it would hold without this folder, and the
-`sitecustomize` that Python would have run is run.
+The child records itself once torch is imported. This module removes its folder from `sys.path`, and runs the
+`sitecustomize` that Python would have run without it.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ def _record_job() -> None:
     from modtrace.integrations.child_recording import record_this_child
     from modtrace.integrations.job import Job
 
-    if "modtrace.cli" not in sys.modules:  # `modtrace run` begins a job of its own
+    if "modtrace.cli" not in sys.modules:  # `modtrace run` makes a job of its own
         record_this_child(Job.inherited())
 
 
@@ -28,9 +28,9 @@ def _run_next_sitecustomize() -> None:
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _folder]
-# Another Python, or the same in another environment, may have no modtrace or another one.
-_same_python = os.environ.get("MODTRACE_JOB", "").startswith(f"{sys.hexversion:x} {sys.prefix}\n")
-if _same_python and not os.environ.get("MODTRACE"):
+# Another Python, or another environment of it, may have no modtrace, or another version.
+_is_same_python = os.environ.get("MODTRACE_JOB", "").startswith(f"{sys.hexversion:x} {sys.prefix}\n")
+if _is_same_python and not os.environ.get("MODTRACE"):
     with contextlib.suppress(ImportError):
         from modtrace._after_import import call_after_import
 
