@@ -15,8 +15,10 @@ ROLE = r"[\w.-]{1,40}"
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
     """Return the rank in torch's process group, or `RANK` without a group; None if `RANK` is not a number."""
-    group, text = _process_group(), environment.get("RANK", "")
-    return group[0] if group is not None else int(text) if text.isdecimal() else None
+    if (group := _process_group()) is not None:
+        return group[0]
+    rank = environment.get("RANK", "")
+    return int(rank) if rank.isdecimal() else None
 
 
 def role_in(environment: Mapping[str, str]) -> str | None:
@@ -27,8 +29,10 @@ def role_in(environment: Mapping[str, str]) -> str | None:
 
 def world_size_in(environment: Mapping[str, str]) -> int:
     """Return the size of torch's process group, or `WORLD_SIZE` without a group; 1 if that is not a number."""
-    group, text = _process_group(), environment.get("WORLD_SIZE", "")
-    return group[1] if group is not None else int(text) if text.isdecimal() else 1
+    if (group := _process_group()) is not None:
+        return group[1]
+    size = environment.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else 1
 
 
 def host_hash() -> str:

@@ -155,7 +155,7 @@ class EventStream:
         count: number of events that were yielded.
         repaired: number of yielded events that were broken.
         dropped: number of further events that could not be repaired.
-        strays: number of gaps between events without a single comma.
+        strays: number of gaps between events with something other than one comma.
 
     Raises:
         TraceError: the file is not a trace, is cut off, or is broken between its events.
@@ -374,7 +374,9 @@ class EventStream:
         closing = self._offset + end
         while (size := closing - self._offset) > 0 and self._buffer[1 : size + 1].strip():
             result = self._take(size + 1)
-            yield self._take_broken(size + 1, is_all=True) or Chunk(b"", []) if isinstance(result, int) else result
+            if isinstance(result, int):
+                result = self._take_broken(size + 1, is_all=True) or Chunk(b"", [])
+            yield result
 
     def _fault(self, message: str) -> TraceError:
         """Return an error with the offset of a JSON syntax error in the buffer, or with `message` if there is none."""

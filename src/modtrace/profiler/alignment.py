@@ -228,7 +228,7 @@ class OperatorFit:
 
     band: OffsetBounds  # the possible offsets
     operators: int  # number of operators used
-    left_out: int  # number of unused call edges: inside an operator with every offset
+    left_out: int  # number of call edges not used: deep inside an operator, or against the marks
     contradicted: int  # number of edges at which no offset fits all operators nearby
     typical_ns: float  # median of half the band's width
     bound_ns: float  # maximum of half the band's width

@@ -42,8 +42,8 @@ _IMPERSONAL_NAMES = frozenset(
 class Redactor:
     """Replaces the parts of a text that identify a person or a machine: `redact(text)`.
 
-    These are URLs, mail addresses, paths, access tokens of known forms, and, ignoring case, the keys of `literal`
-    anywhere and the keys of `words` as whole words. Equal texts have equal results.
+    These are URLs, mail addresses, paths, known forms of access tokens, and, ignoring case, the keys of `literal` and,
+    as whole words, of `words`.
     """
 
     def __init__(self, literal: Mapping[str, str], words: Mapping[str, str]) -> None:
@@ -257,9 +257,8 @@ class ReportNames:
 class AliasedNames(ReportNames):
     """Aliases for names of modules and classes too: `Net.blocks.0.attn` becomes `Class1.m1.0.m2`.
 
-    Aliases are numbered in the order in which names appear, so the same model always gets the same aliases. Numbers in
-    paths stay, and so do names of operations and kernels from torch and its libraries: they reveal nothing about the
-    model's source.
+    Aliases are numbered in order of appearance, so the same model always gets the same aliases. Numbers in paths stay,
+    and so do names of operations and kernels of libraries such as torch: they reveal nothing about the model's source.
     """
 
     def _of_module(self, name: Name) -> Name:

@@ -299,7 +299,8 @@ def open_and_serve(
         while not (delivered := server.wait(timeout_s)) and keep:
             pass
         if delivered:
-            server.wait_until_left(float("inf") if keep else RELOAD_GRACE_S if server.trace else PAGE_GRACE_S)
+            grace_s = RELOAD_GRACE_S if server.trace else PAGE_GRACE_S
+            server.wait_until_left(float("inf") if keep else grace_s)
     except KeyboardInterrupt:
         delivered = server.wait(0)  # the delivery may have ended just now
         if not delivered and not keep:
@@ -390,16 +391,16 @@ def iframe_html(timeline: Timeline) -> str:
     The page only runs its own scripts: it can reach neither the notebook nor the network.
     """
     columns = timeline.columns
-    note = ""
+    notice = ""
     if len(columns) > MAX_SPANS:
         tail = last_steps(timeline, MAX_SPANS)
         if tail is None:
             return _paragraph(f"{timeline!r} has too many spans in one step to be shown here. {_SAVE_HINT}")
         timeline = tail.timeline
-        note = _paragraph(f"{len(timeline.columns):,} of {len(columns):,} spans: {tail.description}. {_SAVE_HINT}")
+        notice = _paragraph(f"{len(timeline.columns):,} of {len(columns):,} spans: {tail.description}. {_SAVE_HINT}")
     page = html.escape(render_html(timeline).decode())
     return (
-        f'{note}<iframe title="modtrace timeline" sandbox="allow-scripts" srcdoc="{page}" '
+        f'{notice}<iframe title="modtrace timeline" sandbox="allow-scripts" srcdoc="{page}" '
         'style="width: 100%; height: 480px; border: 0"></iframe>'
     )
 
