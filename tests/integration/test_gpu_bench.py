@@ -12,7 +12,7 @@ from scripts.benches.gpu.pretended_kernels import with_kernels
 from scripts.benches.gpu.profile_truth import Work, works_of
 from scripts.benches.gpu.times import Compared, Edges, compare, edge_errors
 
-from modtrace.timeline import Process, Span
+from modtrace.timeline import Phase, Process, Span
 from tests.support.forked_python import run_forked
 from tests.support.kineto import TID, evaluate, x
 
@@ -116,7 +116,7 @@ def test_no_kernel_is_no_success() -> None:
     assert judge([], merged(*RIGHT)).ratio == 0
 
 
-def span(name: str, phase: str, start: int, end: int) -> Span:
+def span(name: str, phase: Phase, start: int, end: int) -> Span:
     return Span(name, name, "", phase, start, end, 0, "gpu 0 · stream 7", 0, 0, True, Process(1))
 
 

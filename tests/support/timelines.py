@@ -14,7 +14,7 @@ from modtrace.formats.limits import UNNAMED
 from modtrace.ring import RingSnapshot
 from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, RingAnalysis, Slices, Stats, Track
 from modtrace.timeline.nesting import nest_by_time
-from modtrace.timeline.slices import ArgColumn, Args, in_start_order
+from modtrace.timeline.slices import ArgColumn, Args, TrackKind, in_start_order
 
 __all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "slice_args", "timeline_of", "timelines", "with_args"]
 
@@ -168,7 +168,7 @@ HOSTILE = (
 def timeline_of(
     *rows: tuple[int, int, str],
     track: int = 0,
-    kinds: tuple[str, ...] = ("forward", "backward"),
+    kinds: tuple[TrackKind, ...] = ("forward", "backward"),
     base: int = EPOCH,
     **fields: Any,
 ) -> Timeline:
@@ -207,6 +207,9 @@ Plain = Texts.filter(lambda text: not any(char in text for char in "＼␀") and
 Times = st.one_of(st.integers(0, 3), st.integers(0, 5_000_000), st.just(999_999_999_999))
 
 
+_MODULE_TRACKS: st.SearchStrategy[TrackKind] = st.sampled_from(["forward", "backward"])
+
+
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
     """Any timeline: several tracks, nested, empty and adjoining spans, arrows, marks, counters, arguments."""
@@ -214,7 +217,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
     tracks = [
         Track(kind, draw(Plain), draw(st.integers(0, 9)), process)
         for process in dict.fromkeys(processes)
-        for kind in draw(st.lists(st.sampled_from(["forward", "backward"]), min_size=1, max_size=3))
+        for kind in draw(st.lists(_MODULE_TRACKS, min_size=1, max_size=3))
     ]
     names = [Name(*draw(st.tuples(Plain, Plain, Plain))) for _ in range(draw(st.integers(1, 4)))]
     rows: list[tuple[int, int, int]] = []

@@ -12,7 +12,7 @@ import pytest
 
 import modtrace
 from modtrace import Timeline
-from modtrace.compare import save_baseline
+from modtrace.compare import Verdict, save_baseline
 from modtrace.compare.compare import compare_runs
 from modtrace.compare.run_times import RunTimes, Samples, measure_samples, plain_fqn, take_samples
 from modtrace.timeline import BACKWARD, FORWARD, Process, Slices
@@ -298,10 +298,8 @@ def test_steps_are_what_step_by_says(tmp_path: Path) -> None:
 
 
 def test_modules_without_a_difference_are_one_line_unless_all_are_asked_for() -> None:
-    same = [
-        COMPARISON.changes[1]._replace(fqn=f"Net.{at}", verdict=verdict)
-        for at, verdict in enumerate(("same", "cannot tell"))
-    ]
+    verdicts: tuple[Verdict, ...] = ("same", "cannot tell")
+    same = [COMPARISON.changes[1]._replace(fqn=f"Net.{at}", verdict=verdict) for at, verdict in enumerate(verdicts)]
     same = [
         row._replace(base_calls=1, new_calls=1, calls_changed=False) for row in (*same, same[0]._replace(fqn="Net.x"))
     ]

@@ -13,7 +13,7 @@ import modtrace
 from modtrace import Summary
 from modtrace.cli.group import group
 from modtrace.timeline import GpuWork, ModuleTimes
-from modtrace.timeline.summary import GpuTotals
+from modtrace.timeline.summary import GpuTotals, GroupBy
 from modtrace.timeline.summary.totals import with_gpu_times
 from tests.support.kineto import trace, x
 
@@ -41,7 +41,7 @@ def printed(*arguments: str | Path) -> str:
     return CliRunner().invoke(group, [str(argument) for argument in arguments]).stdout
 
 
-def times(work: GpuWork, by: str = "module") -> dict[str, tuple[int, ...]]:
+def times(work: GpuWork, by: GroupBy = "module") -> dict[str, tuple[int, ...]]:
     """By row: kernels, GPU forward and its own, GPU backward, communication."""
     summary = with_gpu_times(Summary([], 0, by=by), work)
     return {

@@ -5,7 +5,7 @@ from .diff_result import Diff, suffix_of
 from .regions import RegionChange
 from .run_times import Key, ModuleRun, RunTimes, Typical
 from .side_by_side import TypicalStep
-from .verdicts import Cause, Change, PeakChange
+from .verdicts import Cause, Change, PeakChange, Verdict
 
 __all__ = [
     "Cause",
@@ -18,6 +18,7 @@ __all__ = [
     "RunTimes",
     "Typical",
     "TypicalStep",
+    "Verdict",
     "diff",
     "save_baseline",
     "suffix_of",

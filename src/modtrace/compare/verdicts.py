@@ -49,6 +49,7 @@ _MAX_LOG_ABOVE_ESTIMATE = math.log(100)
 MIN_STEPS = 6
 """Minimum number of steps on a side for a verdict."""
 
+Verdict: TypeAlias = Literal["slower", "faster", "same", "cannot tell", "added", "removed"]
 Cause: TypeAlias = Literal["machine", "unknown", "either", "work"]
 """Cause of the common change of modules: see `Diff.common_cause`."""
 
@@ -107,7 +108,7 @@ class Change(NamedTuple):
     base_calls: float
     new_calls: float
     calls_changed: bool
-    verdict: str
+    verdict: Verdict
     base_recordings: int
     new_recordings: int
     in_steps: float = 1.0
@@ -375,7 +376,7 @@ def _uncompared(
     shares = (1.0, 1.0) if all(times) else (calls.base_share, calls.new_share)
     base, new = (round(float(np.mean(side)) * share) if side else 0 for side, share in zip(times, shares, strict=True))
     new = round(new / math.exp(removed))
-    verdict = "cannot tell" if all(times) else "removed" if times[0] else "added"
+    verdict: Verdict = "cannot tell" if all(times) else "removed" if times[0] else "added"
     recordings = (len(side) for side in times)
     return Change(*key, base, new, new - base, None, None, calls.base, calls.new, calls.changed, verdict, *recordings)
 
@@ -396,7 +397,7 @@ def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Chan
     return _change(("", "step"), base_ns, raw, half, machine, calls, runs, steps)
 
 
-def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int], common: CommonChange) -> str:
+def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int], common: CommonChange) -> Verdict:
     """Return the verdict that the interval of the difference allows; only this rule decides what is slower.
 
     A module whose measured time is the same as before did not change, even if all others did. `raw_ns` is the measured

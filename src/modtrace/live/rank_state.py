@@ -4,13 +4,14 @@ import os
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from .._errors import RingError
 from ..ring import STACKS_SIGNAL, Kind, read_ring
 from ..ring.event_text import ANY_SOURCE, MESSAGES, CollectiveName, parse_collective
+from ..ring.owner import WriterState
 from ..ring.slot_format import CALL_ENTER_KINDS, NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from ..timeline.contents import process_label, unsaved_sentence
@@ -72,6 +73,9 @@ class RankProgress(NamedTuple):
     first_ns: int | None = None  # monotonic ns of the oldest event read; None if all of the recording was read
 
 
+ProcessState: TypeAlias = WriterState | Literal["stopped"]
+
+
 class RankState(NamedTuple):
     """The state of one process now, or when it ended.
 
@@ -100,7 +104,7 @@ class RankState(NamedTuple):
     rank: int | None
     pid: int = 0
     engine: str = ""
-    state: str = "unknown"
+    state: ProcessState = "unknown"
     step: int | None = None
     threads: tuple[ThreadStack, ...] = ()
     now_ns: int = 0
@@ -245,7 +249,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         raise RingError(f"{os.fspath(path)}: its last {snapshot.missing_bytes:,} bytes were cut off; copy it again")
     metadata, threads, steps = snapshot.metadata, tuple(analysis.open_stacks), analysis.step_ends.number
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
-    state = "stopped" if snapshot.has_stopped else snapshot.writer
+    state: ProcessState = "stopped" if snapshot.has_stopped else snapshot.writer
     last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
     now_ns = last_ns
     if state == "running" and snapshot.known_pid:

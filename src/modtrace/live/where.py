@@ -25,6 +25,7 @@ from .hangs import Hang as Hang
 from .hangs import find_all_hangs, hung_sentences
 from .places import RankGroup as RankGroup
 from .places import group_ranks, headline, workers
+from .rank_state import ProcessState as ProcessState
 from .rank_state import RankState as RankState
 from .rank_state import read_rank_state
 

@@ -6,7 +6,7 @@ an operator runs, so the best offset leaves the fewest operators partly outside 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -249,7 +249,7 @@ class OperatorFit:
 class Alignment:
     """The offset between the clocks of recording and trace, and its accuracy."""
 
-    method: str  # "sync marks" or "wall clock"
+    method: Literal["sync marks", "wall clock"]
     base_ns: int  # Unix nanoseconds of the trace's time 0
     line: ClockLine  # the trace's clock against the recording's, without the refinement by operators
     marks: int = 0  # number of sync marks that both files contain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ring.event_text import CollectiveName as CollectiveName
+from ..ring.event_text import RangeCategory as RangeCategory
 from .collectives import Collective as Collective
 from .collectives import Collectives as Collectives
 from .collectives import Group as Group
@@ -10,6 +11,7 @@ from .contents import BackwardPass as BackwardPass
 from .contents import CounterSeries as CounterSeries
 from .contents import GpuWork as GpuWork
 from .contents import Mark as Mark
+from .contents import MarkKind as MarkKind
 from .contents import Name as Name
 from .contents import Process as Process
 from .contents import Range as Range
@@ -28,7 +30,9 @@ from .slices import BACKWARD as BACKWARD
 from .slices import FORWARD as FORWARD
 from .slices import PHASES as PHASES
 from .slices import RECOMPUTE as RECOMPUTE
+from .slices import Phase as Phase
 from .slices import Slices as Slices
+from .slices import TrackKind as TrackKind
 from .summary import ModuleTimes as ModuleTimes
 from .summary import StepTimes as StepTimes
 from .summary import Summary as Summary

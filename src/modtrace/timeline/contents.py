@@ -3,16 +3,19 @@
 import fnmatch
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
 from .._arrays import BoolArray, Int64Array
-from .slices import BACKWARD_PASS, COLLECTIVE, KINDS, PHASES, RANGE
+from ..ring.event_text import RangeCategory
+from .slices import COMMUNICATION as COMMUNICATION
+from .slices import PASSES as PASSES
+from .slices import PHASES, TrackKind
+from .slices import RANGES as RANGES
 
-GPU = "gpu"
-COMMUNICATION, PASSES, RANGES = KINDS[COLLECTIVE].track, KINDS[BACKWARD_PASS].track, KINDS[RANGE].track
-TRACK_KINDS = ("forward", "backward", PASSES, RANGES, COMMUNICATION, GPU)
+GPU: TrackKind = "gpu"
+TRACK_KINDS: tuple[TrackKind, ...] = get_args(TrackKind)
 """The kinds of tracks, in display order; calls during backward are on the backward track."""
 
 STEPS_END_WITH = "steps_end_with"
@@ -196,7 +199,7 @@ class Track(NamedTuple):
         stream: the number of the stream on it; None for a thread.
     """
 
-    kind: str
+    kind: TrackKind
     thread: str
     tid: int
     process: Process
@@ -255,7 +258,7 @@ class Range(NamedTuple):
     """
 
     name: str
-    category: str
+    category: RangeCategory
     start_ns: int
     end_ns: int
     depth: int
@@ -271,6 +274,9 @@ class Range(NamedTuple):
         return self.end_ns - self.start_ns
 
 
+MarkKind: TypeAlias = Literal["step", "mark", "sync"]
+
+
 class Mark(NamedTuple):
     """A moment in a recording.
 
@@ -281,7 +287,7 @@ class Mark(NamedTuple):
     """
 
     time_ns: int
-    kind: str
+    kind: MarkKind
     text: str
 
     @classmethod

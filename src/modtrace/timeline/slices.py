@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -161,9 +161,17 @@ def distinct_args(args: Args) -> tuple[Int64Array, Int64Array, list[dict[str, Va
     return rows, number, kinds
 
 
-PHASES = ("forward", "backward", "recompute")
+Phase: TypeAlias = Literal["forward", "backward", "recompute"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 """The phase of a module's slice by its code in `Slices.phase`."""
 FORWARD, BACKWARD, RECOMPUTE = range(3)
+
+
+TrackKind: TypeAlias = Literal["forward", "backward", "backward pass", "ranges", "communication", "gpu"]
+"""The kind of a track: the kind of its slices."""
+COMMUNICATION: TrackKind = "communication"
+PASSES: TrackKind = "backward pass"
+RANGES: TrackKind = "ranges"
 
 
 class SliceKind(NamedTuple):
@@ -171,17 +179,17 @@ class SliceKind(NamedTuple):
 
     word: str  # name of the kind
     # Kind of the tracks that its slices are on; empty for modules, which are on several kinds of tracks.
-    track: str = ""
+    track: TrackKind | Literal[""] = ""
     label: str = ""  # common name of its slices in a trace; empty if each has its own name
 
 
 KINDS = (
     SliceKind("module"),
-    SliceKind("collective", "communication"),
-    SliceKind("wait", "communication"),
-    SliceKind("backward pass", "backward pass", "backward"),
-    SliceKind("range", "ranges"),
-    SliceKind("garbage collection", "ranges", "garbage collection"),
+    SliceKind("collective", COMMUNICATION),
+    SliceKind("wait", COMMUNICATION),
+    SliceKind("backward pass", PASSES, "backward"),
+    SliceKind("range", RANGES),
+    SliceKind("garbage collection", RANGES, "garbage collection"),
 )
 """The kinds of slices by their code in `Slices.kind`. Kinds with the same tracks are neighbours."""
 MODULE, COLLECTIVE, WAIT, BACKWARD_PASS, RANGE, GARBAGE_COLLECTION = range(len(KINDS))

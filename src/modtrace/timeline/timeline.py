@@ -6,16 +6,17 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
 
 from .._arrays import AnyArray, Int64Array
 from .._interrupts import cached_property
 from .._tables import make_frame
+from ..ring.event_text import RangeCategory
 from .collectives import Collectives, Group
 from .contents import BackwardPass, CounterSeries, GpuWork, Mark, Name, Process, Range, Stats, Track
-from .slices import BACKWARD_PASS, MODULE, PHASES, RANGE, Slices, args_by_row
+from .slices import BACKWARD_PASS, MODULE, PHASES, RANGE, Phase, Slices, args_by_row
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +87,7 @@ class Span(NamedTuple):
     name: str
     fqn: str
     module_class: str
-    phase: str
+    phase: Phase
     start_ns: int
     end_ns: int
     depth: int
@@ -210,7 +211,8 @@ class Timeline:
         for index, start, end, depth, track_index, step, complete in zip(*(c.tolist() for c in columns), strict=True):
             name, track = self.names[index], self.tracks[track_index]
             track_fields = track_names[track_index], track.thread, track.process
-            ranges.append(Range(name.label, name.category or "", start, end, depth, *track_fields, step, complete))
+            category = cast("RangeCategory", name.category or "")
+            ranges.append(Range(name.label, category, start, end, depth, *track_fields, step, complete))
         return ranges
 
     @property

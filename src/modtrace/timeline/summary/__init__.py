@@ -8,6 +8,7 @@ from .findings import Finding as Finding
 from .flop_summary import FlopModule as FlopModule
 from .flop_summary import FlopSummary as FlopSummary
 from .flop_summary import PhaseRate as PhaseRate
+from .flop_summary import RooflineLimit as RooflineLimit
 from .flop_summary import StepFlops as StepFlops
 from .memory_summary import Holder as Holder
 from .memory_summary import MemoryModule as MemoryModule

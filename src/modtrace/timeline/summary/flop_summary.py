@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ..._arrays import BoolArray, Int64Array, sums_at
 from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, counted, fields_of
 from ..contents import COUNTED, REPLAY_CLASS
 from ..nesting import without_inner
-from ..slices import BACKWARD, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Arg, Slices
+from ..slices import BACKWARD, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Arg, Phase, Slices
 from .module_rows import ModuleTimes
 from .overview import shortened
 from .step_times import Steps
@@ -74,6 +74,9 @@ class FlopModule(NamedTuple):
     recompute_in_backward: int = 0
 
 
+RooflineLimit: TypeAlias = Literal["compute", "memory"]
+
+
 class PhaseRate(NamedTuple):
     """The rate at which one module computes in one phase, and the limit of this rate.
 
@@ -96,7 +99,7 @@ class PhaseRate(NamedTuple):
 
     fqn: str
     module_class: str
-    phase: str
+    phase: Phase
     flops: int
     time_ns: int
     flops_per_second: float
@@ -104,7 +107,7 @@ class PhaseRate(NamedTuple):
     bytes_accessed: int = 0
     bytes_per_second: float | None = None
     intensity: float | None = None
-    bound_by: str | None = None
+    bound_by: RooflineLimit | None = None
     attainable_share: float | None = None
 
     def with_peak(self, tflops: float | None, bandwidth: float | None) -> PhaseRate:
@@ -115,7 +118,7 @@ class PhaseRate(NamedTuple):
         if not bandwidth or not self.intensity:
             return rate
         limit = min(tflops, self.intensity * bandwidth)
-        bound = "memory" if limit < tflops else "compute"
+        bound: RooflineLimit = "memory" if limit < tflops else "compute"
         return rate._replace(bound_by=bound, attainable_share=self.flops_per_second / (limit * 1e12))
 
 

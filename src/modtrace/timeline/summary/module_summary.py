@@ -20,7 +20,7 @@ from .device_summary import DeviceSummary, device_table, device_totals
 from .findings import TRACE, Finding, findings_lines, findings_markdown, low_mfu
 from .flop_summary import FlopSummary, flops_lines
 from .memory_summary import MemorySummary, holders_table, memory_table
-from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
+from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, GroupBy, ModuleTimes, fold_below
 from .overview import Overview, steps_note
 from .parts import Around
 from .slow_steps import PartTimes, StepsInParts, sum_up_parts
@@ -88,7 +88,7 @@ class Summary:
     gpu: GpuTotals | None = None
     overview: Overview | None = None
     steps: Steps = field(default_factory=Steps)
-    by: str = "module"
+    by: GroupBy = "module"
     gpu_steps: Sequence[GpuStepTimes] = ()
     others_ns: int = 0
     device: DeviceSummary | None = None
