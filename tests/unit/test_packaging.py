@@ -40,6 +40,16 @@ def test_options_of_a_recording_are_exactly_those_that_its_readme_documents() ->
     assert sorted(documented) == sorted(inspect.signature(modtrace.record).parameters)
 
 
+def test_source_files_that_the_readmes_name_exist() -> None:
+    files = [path for folder in ("src", "tests", "scripts", "viewer/src") for path in (ROOT / folder).rglob("*.*")]
+    readmes = [*ROOT.glob("*.md"), *(path for path in files if path.suffix == ".md")]
+    suffix = r"`((?:[\w*]+/)*[\w*]+\.(?:py|cpp|h|tsx?))`"
+    names = {(readme, name) for readme in readmes for name in re.findall(suffix, readme.read_text())}
+
+    assert len(names) > 30
+    assert [(str(readme), name) for readme, name in names if not any(path.match(name) for path in files)] == []
+
+
 def test_public_names_are_exactly_those_that_the_readme_documents() -> None:
     section = (ROOT / "src/modtrace/README.md").read_text().split("## Names in Python\n")[1].strip().split("\n\n")[0]
     first_cells = [line.split("|")[1] for line in section.splitlines()]
