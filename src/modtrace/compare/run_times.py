@@ -97,7 +97,7 @@ class Samples(NamedTuple):
 
 
 def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Samples:
-    """Return the samples of a recording, as of `Timeline.summary`; raises ModtraceError if no step is whole_steps."""
+    """Return the samples of a recording, as of `Timeline.summary`; raises ModtraceError if no step is whole."""
     columns = timeline.columns
     on_cpu = without_gpu(timeline)
     all_steps = measure_steps(on_cpu, step_by)

@@ -206,7 +206,7 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         half = math.hypot(quantile * error, quantile * common.response, calls[key].share_reach)
         sides = [[run for run in side if key in run.modules] for side in (before, after)]
         machine = for_parts if is_part else common
-        changes.append(_compared(key, sides, estimate, half, machine=machine, calls=calls[key]))
+        changes.append(_compared(key, sides, estimate, half, machine, calls[key]))
     changes.sort(key=_by_cost)
     size, variance = times.size[times.modules], times.variance[times.modules]
     return ModuleChanges(
@@ -336,13 +336,7 @@ def _in_enough(has_time: BoolArray) -> BoolArray:
 
 
 def _compared(
-    key: Key,
-    sides: Sequence[Sequence[RunTimes]],
-    estimate: Estimate,
-    half: float,
-    *,
-    machine: CommonChange,
-    calls: Calls,
+    key: Key, sides: Sequence[Sequence[RunTimes]], estimate: Estimate, half: float, machine: CommonChange, calls: Calls
 ) -> Change:
     """Return the change of a key with times in enough recordings; `sides` are the recordings that have it."""
     # If the share of steps with calls changed, the time per step is over all steps.

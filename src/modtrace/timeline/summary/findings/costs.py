@@ -56,10 +56,8 @@ def _holders(measured: RuleInput) -> Iterator[Finding]:
     if memory is None:
         return
     holders = [holder for holder in memory.holders if holder.fqn not in ("other", OUTSIDE, *OUTSIDE_CALLS)]
-    if not holders or holders[0].fqn in measured.growth_by_holder:
-        return
-    largest = holders[0]
-    if largest.bytes < max(_MIN_HELD_SHARE * memory.peak_bytes, _MIN_HELD_BYTES):
+    min_bytes = max(_MIN_HELD_SHARE * memory.peak_bytes, _MIN_HELD_BYTES)
+    if not holders or (largest := holders[0]).fqn in measured.growth_by_holder or largest.bytes < min_bytes:
         return
     place = place_of(measured, largest.fqn)
     elsewhere = [holder.bytes for holder in holders[1:] if place_of(measured, holder.fqn) != place]

@@ -177,8 +177,8 @@ class Runs(NamedTuple):
     forward_ns_with_backward: Int64Array  # forward time of calls with one
     own_nodes: Int64Array  # sum of `OWN_NODES` over all calls
     unused_in_evaluations: Int64Array  # calls with `UNUSED_NODES` in evaluations
-    extra_passes: Int64Array  # of outermost modules, number of backwards after the first of the same call
-    extra_pass_ns: Int64Array  # time of these
+    extra_passes: Int64Array  # of outermost modules, number of backwards in one more pass over a kept graph
+    extra_pass_ns: Int64Array  # time of these backwards
     own_forward_ns: Int64Array  # forward time of all calls, outside inner modules
 
 

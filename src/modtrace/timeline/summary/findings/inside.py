@@ -38,18 +38,17 @@ _ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "_softmax"})
 _NOT_IN_ATTENTION = frozenset({"add", "add_", "dropout"})
 """Operators that `scaled_dot_product_attention` may not save: a learned bias, dropout on a CPU."""
 _MIN_HEADS = 3
-"""Minimum number of attentions in a call for a loop over heads: a decoder's block can have two, its own and that of
-what was encoded."""
+"""Minimum number of attentions in a call for a loop over heads: a decoder's block can have two."""
 _NORMS = frozenset({"sqrt", "rsqrt", "pow"})
-"""Operators of norms, in which `mul` and `sum` are no product."""
+"""Operators of norms, in which `mul` and `sum` are not a product."""
 _RESIZES = re.compile(r"upsample_\w+|(constant_|reflection_|replication_)?pad(_nd|\dd)?")
 """Names of operators that interpolate or pad."""
 _MIN_TABLE_BACKWARD_RATIO = 10.0
 """Minimum ratio of backward to forward of a table if most of its gradient is for rows that no input names. The rows of
 the input take the same in both."""
-_MIN_SHARE = 0.05
+_MIN_WORK_SHARE = 0.05
 """Minimum share of a step for such work: as for loops outside modules, the cause is known."""
-_MIN_SHARE_WITHOUT_TRAINING = 0.10
+_MIN_UNTRAINED_WORK_SHARE = 0.10
 """Minimum share of Python and `cat` if nothing is trained; small transformers spend 0.06 of a generation in Python."""
 _MIN_RESIZE_SHARE = 0.10
 """Minimum share of a step for interpolation and padding: decoders that double a size have less."""
@@ -96,8 +95,8 @@ class _WorkKind(NamedTuple):
     ns: Callable[[OwnWork], float]
     advice: str
     part: str = "forward"
-    min_share_without_training: float = _MIN_SHARE
-    min_share: float = _MIN_SHARE
+    min_share_without_training: float = _MIN_WORK_SHARE
+    min_share: float = _MIN_WORK_SHARE
 
 
 def _is_loop(work: OwnWork) -> bool:
@@ -138,8 +137,8 @@ def _attention_ns(work: OwnWork) -> float:
 def _heads_ns(work: OwnWork) -> float:
     """Return the time of attention besides linear layers if a call has one attention for each of several heads."""
     count = sum(operator.calls for operator in work.longest if operator.name in _ATTENTION)
-    is_loop = count >= _MIN_HEADS * work.calls > 0
-    return work.share(lambda name: name != "linear") * (work.forward_ns + work.backward_ns) * is_loop
+    share = work.share(lambda name: name != "linear") if count >= _MIN_HEADS * work.calls > 0 else 0.0
+    return share * (work.forward_ns + work.backward_ns)
 
 
 def _product_ns(work: OwnWork) -> float:
@@ -200,7 +199,7 @@ _KINDS = (
         "puts the tensors of its attention together anew in each call",
         _cache_ns,
         "a cache of a fixed size, as StaticCache of transformers, takes what is new in its place",
-        min_share_without_training=_MIN_SHARE_WITHOUT_TRAINING,
+        min_share_without_training=_MIN_UNTRAINED_WORK_SHARE,
     ),
     _WorkKind(
         "copies tensors, or makes them anew, in each call",
@@ -223,7 +222,7 @@ _KINDS = (
         "spends host time in its own forward, outside of inner modules and operators",
         lambda work: work.python_ns if work.python_ns >= _MOST * work.forward_ns else 0.0,
         "Python or waiting",
-        min_share_without_training=_MIN_SHARE_WITHOUT_TRAINING,
+        min_share_without_training=_MIN_UNTRAINED_WORK_SHARE,
     ),
 )
 

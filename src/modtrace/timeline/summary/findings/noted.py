@@ -21,8 +21,8 @@ _MAX_CALLS_PER_PARAMETER = 4
 """Number of calls in a step that make a loop certain if there are more parameters, or an unknown number of them."""
 _MAX_OTHER_TENSORS = 0.1
 """Maximum number of other tensors, such as buffers, in a loop over parameters: a share of the parameters."""
-_MIN_PARAMETER_LOOP_SHARE = 0.5
-"""Minimum share of the frequent operators' time in those that run for each parameter, to say so."""
+_MIN_OVER_PARAMETERS_SHARE = 0.5
+"""Minimum share of the frequent operators' time in operators that run for each parameter, for a loop over these."""
 _COPIES = frozenset({"clone", "copy_", "to", "_to_copy"})
 _MIN_SAMPLES = 3
 """Minimum number of sampled steps for a setting to be called always on: a profiler or debugger is on in fewer."""
@@ -43,17 +43,17 @@ _MIN_HOOKS_SHARE = 0.05
 _FORWARD_PER_BACKWARD = 0.5
 """Ratio of forward to backward time for the operators of a module that holds others, such as attention."""
 _GROWTHS, _STEADY = 3, 0.5
-"""Number of intervals of growth, and its minimum share of the fastest one: that of caches slows down."""
+"""Number of intervals of growth, and minimum share of the fastest growth in each: growth of caches slows down."""
 _MIN_GROWTH, _MIN_SURE_GROWTH = 1 << 20, 2 << 20
 """Minimum growth in bytes a step, with a list that grows too, or without one: varying sizes add up to 1.3 MiB."""
 _STEADY_AT_END = 0.75
 """Minimum share of the fastest growth in the last interval, half of all steps: varying sizes add half as much."""
 _MIN_NEW_SHARE = 0.4
-"""Minimum share of steps with an optimizer known to be new, to say each step: at least half of new ones are known."""
+"""Minimum share of steps with an optimizer known to be new for a finding: recordings know half of them or more."""
 _MIN_UNTRAINED_SHARE, _PARAMETER_GRADIENT_SHARE = 0.05, 0.5
 """Minimum share of the median step for unused gradients, and their minimum share of a module's backward."""
 MIN_SAME_INPUTS = 0.5
-"""Minimum number of calls in a step with the inputs of an earlier one, to report these: not only in some steps."""
+"""Minimum number of calls in a step with the inputs of an earlier one, for a finding: most steps have one."""
 DOUBLES = "computes in float64, most others do not"
 _FLOAT32_SAVING = 0.5
 """Share of the time in float64 that float32 saves."""
@@ -224,8 +224,8 @@ class NotedSteps:
         over_parameters = [op for op in operators if _is_over_parameters(op.calls, tensors)]
         names = [operator.name for operator in over_parameters]
         # With few parameters another loop can run a multiple of their number by chance.
-        ns_over_parameters, loop_ns = (sum(op.ns for op in each) for each in (over_parameters, operators))
-        if not names or ns_over_parameters < _MIN_PARAMETER_LOOP_SHARE * loop_ns:
+        ns_over_parameters, loop_ns = (sum(op.ns for op in ops) for ops in (over_parameters, operators))
+        if not names or ns_over_parameters < _MIN_OVER_PARAMETERS_SHARE * loop_ns:
             return text + (": a loop" if any(operator.calls >= _MANY_IN_LOOP for operator in operators) else "")
         copies = _COPIES - {"to"} if is_python else _COPIES  # `to` that takes hardly any time copies nothing
         over = "copies of" if copies.intersection(names) else "for each of" if is_python else "a loop over"
@@ -326,7 +326,7 @@ def float64_ns(operators: Sequence[Operator]) -> float:
 
 
 def _is_over_parameters(calls: float, tensors: int) -> bool:
-    """Return whether an operator with so many calls runs for each parameter, and for few other tensors."""
+    """Return whether an operator with `calls` a step runs for each parameter, and for few other tensors."""
     is_for_each = calls <= _MAX_CALLS_PER_PARAMETER * tensors or (bool(tensors) and calls % tensors == 0)
     return 0 < tensors <= calls and is_for_each and calls / tensors % 1 <= _MAX_OTHER_TENSORS
 

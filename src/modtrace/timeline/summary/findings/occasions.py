@@ -50,7 +50,7 @@ _MIN_RUN_STEPS, _MIN_RUNS_SHARE = 12, 0.75
 _FALL_STEPS, _MAX_FALL_RATIO = 8, 0.75
 """A run ends at a step if median(next `_FALL_STEPS`) <= `_MAX_FALL_RATIO` * p25(previous `_FALL_STEPS`)."""
 _MIN_GROWTH_RATIO = 1.5
-"""Minimum ratio of the level in the last quarters of runs to that in the first ones."""
+"""Minimum ratio of the level in the last quarters of runs to the level in the first quarters."""
 _FEW_RUNS, _MIN_GROWTH_RATIO_OF_FEW_RUNS = 2, 2.0
 """Maximum number of runs for a higher minimum: a machine can get busier twice."""
 _MIN_QUARTER_SHARE = 0.1
@@ -73,8 +73,7 @@ def find_growing_steps(measured: RuleInput, notes: NotedSteps) -> Iterator[Findi
     # 25th percentiles, as a busy machine only lengthens steps.
     levels = np.array([np.percentile(ns[quarter], 25) for quarter in quarters])
     min_ratio = _MIN_GROWTH_RATIO if len(runs) > _FEW_RUNS else _MIN_GROWTH_RATIO_OF_FEW_RUNS
-    min_rise = _MIN_QUARTER_SHARE * (levels[-1] - levels[0])
-    if levels[-1] < min_ratio * levels[0] or np.diff(levels).min() < min_rise:
+    if levels[-1] < min_ratio * levels[0] or np.diff(levels).min() < _MIN_QUARTER_SHARE * (levels[-1] - levels[0]):
         return
     first, last = quarters[0], quarters[-1]
     if np.searchsorted(np.sort(ns[first]), ns[last]).mean() < _MIN_LONGER_PAIRS_SHARE * len(first):
@@ -162,7 +161,7 @@ def _split_at_falls(ns: Int64Array) -> list[Int64Array]:
     return np.split(np.arange(len(ns)), starts)
 
 
-_MIN_EXCESS_SHARE, _MIN_MEDIAN_RATIO = 0.05, 3
+_MIN_EXCESS_SHARE, _MIN_OCCASION_RATIO = 0.05, 3
 """Minimum excess of an occasional part over its own median, as a share of the median step, and minimum ratio to it."""
 _RECOMPILATION = re.compile(r"torch\.compile \d+/[1-9]")
 _LAZY_BACKWARD = ": lazy backward"
@@ -176,13 +175,13 @@ _CORE_PARTS = ("forward", "backward", "recompute", "loss", OTHER)
 LOADER_START = "DataLoader.__iter__"
 """End of the name of the range in which a loader shuffles, and starts its workers."""
 _FREQUENT_PARTS = ("data loading", "optimizer", "communication")
-"""Parts that are treated so too if most steps have them."""
+"""Parts that count as core parts if most steps have them."""
 _MIN_SLOW_EXCESS, _MIN_SLOW_LAYER_EXCESS = 3.0, 2.0
 """Minimum excess of a slow step in median steps, and of one by a module of a list, if waits for a CPU are known."""
 _MIN_STALL_NS = 15_000_000
 """Minimum excess of a slow step in ns: threads of Python wait for each other, 5 ms for each."""
 _MIN_OUTLAST_RATIO = 3
-"""Minimum ratio of the excess to that of slow steps by other causes, on a busy machine."""
+"""Minimum ratio of the excess to the excess by any other cause, on a busy machine."""
 _CPU_WAIT_SHARE = 0.5
 """Minimum share of the excess that a thread waits for a CPU if the machine made the step slow."""
 _LARGER_WORK_RATIO = 3.0
@@ -192,7 +191,7 @@ _LONG_EXCESS_NS, _MIN_WAITS_RATIO = 50_000_000, 4.0
 _MIN_LONG_CALL_RATIO, _MIN_LONG_CALLS_SHARE = 4.0, 0.2
 """Minimum ratio of a long call to the median call, and minimum share of long calls in the time of all."""
 _MAX_SAMPLING_NS = 50_000_000
-"""Maximum duration in ns by which the Python engine slows steps 1, 2, 4, 8 …, in which it counts operators."""
+"""Maximum time in ns of a slow part that the Python engine's sampling of steps 1, 2, 4, 8 … explains."""
 _MIN_SLOW_SHARE = 0.04
 """Minimum excess of slow steps by one cause, as a mean over all steps."""
 _TRIGGER_TEXTS = "", ", automatic", " by gc.collect()"
@@ -226,8 +225,9 @@ def find_occasions(measured: RuleInput) -> Iterator[Finding]:
             continue  # a single long one is a slow step; a first compilation is necessary
         long_ns, longest_ns = float(np.median(part_ns[is_long])), int(part_ns[is_long].max())
         evidence = f"{when_text(measured.number, is_long)}, {short_ms(long_ns)} each"
-        if longest_ns > _MIN_MEDIAN_RATIO * long_ns:
-            evidence += f" (median, {short_ms(longest_ns)} the longest)"
+        evidence += (
+            f" (median, {short_ms(longest_ns)} the longest)" if longest_ns > _MIN_OCCASION_RATIO * long_ns else ""
+        )
         evidence += f", {short_ms(per_step)} a step on average"
         where = ranges[0].range if ranges and part != "gc" else None
         evidence += measured.graph_of_evaluations if part == "evaluation" else ""
@@ -235,10 +235,11 @@ def find_occasions(measured: RuleInput) -> Iterator[Finding]:
         if part == "gc":
             title, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(measured)}"
         elif part == "compile":
-            with_reason = [times for times in recompilations if not times.range.endswith(_LAZY_BACKWARD)]
-            counted_ranges = with_reason or recompilations
-            where, title = counted_ranges[0].range, "is compiled again"
-            evidence += f"; compiled again {times_text(sum(times.calls for times in counted_ranges))}, "
+            with_reason = [
+                times for times in recompilations if not times.range.endswith(_LAZY_BACKWARD)
+            ] or recompilations
+            where, title = with_reason[0].range, "is compiled again"
+            evidence += f"; compiled again {times_text(sum(times.calls for times in with_reason))}, "
             evidence += f"{short_ms(sum(times.total_ns for times in recompilations))} in all"
         elif part == where:
             title = "comes now and then"
@@ -256,7 +257,7 @@ def _is_long(measured: RuleInput, part_ns: Int64Array) -> BoolArray:
     """Return bool[steps], whether a part is much longer than its median; False for step 0, with its one-time work."""
     median_ns = float(np.median(part_ns))
     has_excess = part_ns - median_ns > _MIN_EXCESS_SHARE * measured.median_step_ns
-    return np.asarray(has_excess & (part_ns > _MIN_MEDIAN_RATIO * median_ns) & (measured.number > 0), np.bool_)
+    return np.asarray(has_excess & (part_ns > _MIN_OCCASION_RATIO * median_ns) & (measured.number > 0), np.bool_)
 
 
 def find_slow_steps(measured: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:

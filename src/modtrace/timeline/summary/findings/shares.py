@@ -82,7 +82,7 @@ _MIN_CALL_LOOP_SHARE = 0.2
 _MIN_MODULE_CALLS = 2
 """Minimum mean number of calls of each module in such a loop; the layers of a list are called once each."""
 _MIN_HOST_SHARE, _MAX_BACKWARD_RATIO = 0.10, 0.2
-"""Minimum share of host time, and its maximum ratio of own backward to own forward: operators take longer."""
+"""Minimum share of host time, and maximum ratio of own backward to own forward: operators have a longer backward."""
 _MIN_SURE_HOST_SHARE, _MAX_NO_BACKWARD_RATIO = 0.04, 0.05
 """Limits of modules without inner ones and with hardly any backward, whose time no trained operator explains."""
 _MAX_HOLDER_BACKWARD_RATIO = 0.6
@@ -143,16 +143,13 @@ def find_large_parts(measured: RuleInput, notes: NotedSteps, explained: Containe
                 losses = [row.fqn for row in measured.rows if part == "loss" and row.module_class.endswith("Loss")]
                 in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
                 evidence += notes.outside_text(forward_ns, tensors, in_losses)
-            if part == "optimizer" and not any(
-                optimizer.get("how") or optimizer.get("class") in _FLATTENING_OPTIMIZERS
-                for optimizer in measured.optimizers
-            ):
+            is_described = any(op.get("how") or op.get("class") in _FLATTENING_OPTIMIZERS for op in measured.optimizers)
+            if part == "optimizer" and not is_described:
                 evidence += notes.own_optimizer_text(tensors)
             yield _large_part(measured, part, per_step, evidence, between=between)
 
 
 def _min_part_share(measured: RuleInput, notes: NotedSteps, part: str, per_step: float) -> float:
-    """Return the minimum share of a step at which a part is large."""
     if part not in (*PARTS, OTHER):
         return _MIN_RANGE_SHARE
     if part == "optimizer":
@@ -370,9 +367,8 @@ def find_reruns(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             forwards_text, backwards_text = (times_text(count / measured.steps) for count in (calls, backwards))
             evidence = f"forward {forwards_text} a step, backward {backwards_text}; "
             evidence += f"forwards without a backward take {short_ms(plain_ns / plain_calls)} each"
-            evidence += (
-                f"; {'all' if unused >= plain_calls else 'some'} of these build a graph in vain" if unused else ""
-            )
+            share_text = "all" if unused >= plain_calls else "some"
+            evidence += f"; {share_text} of these build a graph in vain" if unused else ""
             evidence += f"; {same}" if (same := notes.same_inputs_text(row.fqn)) else ""
             title = "runs forward more often than backward"
             yield measured.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)

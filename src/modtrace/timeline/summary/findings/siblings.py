@@ -130,8 +130,7 @@ def _outliers(
         group_values = values[group.rows]
         lower_values = np.sort(group_values)[: len(group_values) - max(1, len(group_values) // 3)]
         median, largest = float(np.median(lower_values)), float(lower_values[-1])
-        limit = _MAX_SPREAD * median if len(lower_values) > 2 else _MIN_RATIO * float(lower_values[0])
-        is_alike = largest <= limit
+        is_alike = largest <= (_MAX_SPREAD * median if len(lower_values) > 2 else _MIN_RATIO * float(lower_values[0]))
         if not is_alike and not group.is_place:
             continue
         threshold = (min_ratio if is_alike else _MIN_RATIO_OF_UNLIKE) * largest
@@ -192,8 +191,9 @@ def _time_finding(measured: RuleInput, outlier: _Outlier, notes: NotedSteps, ns:
     clauses.extend([notes.size_text(row.fqn), notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))])
     if row.flops_forward is not None:
         ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(sibling) for sibling in siblings])), 1.0)
-        has_more = ratio >= _MIN_CALLS_RATIO
-        clauses.append(f"{ratio:.3g} times the FLOPs a call" if has_more else "with no more FLOPs a call")
+        clauses.append(
+            f"{ratio:.3g} times the FLOPs a call" if ratio >= _MIN_CALLS_RATIO else "with no more FLOPs a call"
+        )
     retained_bytes, sibling_bytes = row.retained_bytes or 0, [sibling.retained_bytes or 0 for sibling in siblings]
     if retained_bytes > _MIN_RATIO * max(*sibling_bytes, _MIN_BYTES):
         clauses.append(f"keeps {format_bytes(retained_bytes)}, they {format_bytes(int(np.median(sibling_bytes)))}")
