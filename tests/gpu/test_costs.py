@@ -122,7 +122,7 @@ def test_a_leak_on_the_device_is_told_with_who_holds_it(
     summary = recording.timeline().summary().memory
 
     assert summary is not None
-    assert summary.sentences == ((f"what tensors hold grows by {sentence}",) if sentence else ())
+    assert summary.sentences == ((f"tensor memory grows by {sentence}",) if sentence else ())
 
 
 @pytest.mark.parametrize(

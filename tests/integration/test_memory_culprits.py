@@ -55,15 +55,15 @@ def held_by(steps: Callable[[Training], None]) -> HeldMemory:
 @pytest.mark.parametrize(
     ("steps", "sentence"),
     [
-        (keep_outputs, "what tensors hold grows by 125.00 KiB a step: Net.head 125.00 KiB"),
-        (keep_history, "what tensors hold grows by 19.53 KiB a step: no module 19.53 KiB"),
+        (keep_outputs, "tensor memory grows by 125.00 KiB a step: Net.head 125.00 KiB"),
+        (keep_history, "tensor memory grows by 19.53 KiB a step: no module 19.53 KiB"),
         # The scalar and its graph: of each block what its two layers save, and the head's output.
-        (evaluate_with_gradients, "what tensors hold grows by 48.00 KiB a step: Net.blocks.* 48.00 KiB"),
-        (keep_activations_by_a_hook, "what tensors hold grows by 8.00 KiB a step: Net.blocks.1.1 8.00 KiB"),
+        (evaluate_with_gradients, "tensor memory grows by 48.00 KiB a step: Net.blocks.* 48.00 KiB"),
+        (keep_activations_by_a_hook, "tensor memory grows by 8.00 KiB a step: Net.blocks.1.1 8.00 KiB"),
         # 3 × (64 × 64 + 64) + 64 × 1000 + 1000 floats
-        (keep_gradients, "what tensors hold grows by 302.66 KiB a step: backward 302.66 KiB"),
+        (keep_gradients, "tensor memory grows by 302.66 KiB a step: backward 302.66 KiB"),
         # Two moments as large as these, and a count of 4 bytes for each of 8 parameters.
-        (make_an_optimizer_in_each_step, "what tensors hold grows by 605.34 KiB a step: optimizer 605.34 KiB"),
+        (make_an_optimizer_in_each_step, "tensor memory grows by 605.34 KiB a step: optimizer 605.34 KiB"),
     ],
 )
 def test_a_leak_is_told_with_who_holds_it(steps: Callable[[Training], None], sentence: str) -> None:

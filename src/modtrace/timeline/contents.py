@@ -44,8 +44,7 @@ WITHOUT_GRADIENTS = "calls without gradients"
 """The name of evaluations in training mode, such as rollouts of a policy."""
 
 FLOAT64 = " (float64)"
-"""Suffix of the names of operators with float64 inputs; without a prefix, the name of all such operators of a module.
-"""
+"""Suffix of the names of operators with float64 inputs; by itself the name of all such operators of a module."""
 STEP_NOTES = "step_notes"
 """Metadata key: facts about a few sampled steps; `metadata.SHAPE_OF_STEP_NOTES` lists their keys."""
 
@@ -360,8 +359,7 @@ def damage_sentence(torn: int, tracks: Iterable[Track]) -> str:
 
 
 Place = tuple[tuple[int, int], ...]
-"""Path of (index into `GpuWork.modules`, index into `PHASES`) from the outermost module to the one that launched work.
-"""
+"""Path of (index into `GpuWork.modules`, index into `PHASES`) from the outermost module to the launching module."""
 
 NO_PHASE = -1
 """The phase of work that no module launched."""

@@ -18,7 +18,8 @@ from typing import Any
 from . import contents
 from .slices import PHASES
 
-_COUNT, _KNOWN = range(1 << 63), range(-1, 1 << 63)
+_COUNT = range(1 << 63)
+_COUNT_OR_UNKNOWN = range(-1, 1 << 63)  # -1: unknown
 _PHASE = range(len(PHASES))
 _OPERATORS = [(str, int, int)]
 _SECONDS = int | float
@@ -26,7 +27,7 @@ GRAPH = {
     "graph": int | str,
     "unknown": str,
     # The name, which must be short, because the names of all inner modules start with it; nodes and FLOPs per phase
-    "work": [(re.compile(".{0,1000}", re.DOTALL), *[_KNOWN] * 2 * len(PHASES))],
+    "work": [(re.compile(".{0,1000}", re.DOTALL), *[_COUNT_OR_UNKNOWN] * 2 * len(PHASES))],
     "kernels": [{"key": str, "unknown": str, "kernels": [(str, [(_COUNT, _PHASE, _COUNT)])]}],
     "kernel_times": [(str, *[_COUNT] * (len(PHASES) + 1))],
     contents.FUSED_TIMES: [(str, _PHASE, [(str, _SECONDS)])],

@@ -17,7 +17,8 @@ from .name_lookup import NameLookup
 
 _NO_MODULE = (OUTSIDE, *KINDS)
 _MOMENTS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.HELD)
-_WARM_UP_STEPS, _MIN_STEPS = 2, 8
+_WARM_UP_STEPS = 2
+_MIN_STEPS = 8
 _MIN_GROWTH_SHARE = 0.01
 """Minimum growth to be reported, as a share of all memory held."""
 _MAX_HOLDERS = 3
@@ -55,7 +56,7 @@ class HeldMemory(NamedTuple):
                 f"{name} {format_bytes(count)}" for name, count in _by_list(self.grows_by) if 10 * count >= self.grows
             ]
             by = f": {', '.join(parts[:_MAX_HOLDERS])}" if parts else ""
-            sentences.append(f"what tensors hold grows by {format_bytes(self.grows)} a step{by}")
+            sentences.append(f"tensor memory grows by {format_bytes(self.grows)} a step{by}")
         return sentences
 
     @property
