@@ -262,6 +262,22 @@ def test_a_module_whose_backward_is_slower_than_that_of_its_siblings() -> None:
     ]
 
 
+@pytest.mark.parametrize(("forward", "backward", "is_said"), [(5, 5, True), (5, 2, False), (2, 5, False)])
+def test_a_module_with_a_longer_forward_and_backward_may_have_larger_inputs(
+    forward: float, backward: float, is_said: bool
+) -> None:
+    (finding,) = (
+        training(
+            forward=lambda step, block: forward if block == 2 else 1,
+            backward=lambda step, block: backward if block == 2 else 1,
+        )
+        .summary()
+        .findings
+    )
+
+    assert finding.evidence.endswith(", forward and backward alike, as with larger inputs") == is_said
+
+
 def test_stalls_of_one_step_do_not_make_a_module_slower_than_its_siblings() -> None:
     # Its total is three times that of a sibling, its median is not.
     assert found(training(forward=lambda step, block: 41 if (step, block) == (7, 2) else 1)) == [
@@ -751,12 +767,20 @@ def test_waiting_for_other_ranks_takes_a_large_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs", "again", "text"),
+    ("operator", "runs", "again", "text"),
     [
-        (1, 1, "a step has 1 × all_reduce"),
+        ("all_reduce", 1, 1, "a step has 1 × all_reduce"),
         # The model runs twice, and its gradients are sent once: `no_sync` keeps those of the first.
-        (2, 1, "a step has 1 × all_reduce"),
+        ("all_reduce", 2, 1, "a step has 1 × all_reduce"),
         (
+            "broadcast",
+            1,
+            1,
+            "a step has 1 × broadcast; DistributedDataParallel broadcasts buffers in each forward, "
+            "unless it has broadcast_buffers=False",
+        ),
+        (
+            "all_reduce",
             2,
             2,
             "a step has 2 × all_reduce; the model runs twice a step: "
@@ -765,7 +789,7 @@ def test_waiting_for_other_ranks_takes_a_large_share() -> None:
     ],
 )
 def test_communication_says_how_often_a_step_sends_what_gradients_are_summed_up_in(
-    runs: int, again: int, text: str
+    operator: str, runs: int, again: int, text: str
 ) -> None:
     script, now = EventScript(capacity=1 << 10), 1
     name = script.name("DistributedDataParallel", "DistributedDataParallel", "DistributedDataParallel")
@@ -777,8 +801,8 @@ def test_communication_says_how_often_a_step_sends_what_gradients_are_summed_up_
             script.node(now + MS, now + 2 * MS, call)
             now += 2 * MS
         for _ in range(again):
-            script.collective(now, Kind.COLLECTIVE_ENTER, '["all_reduce", "0"]', 0)
-            script.collective(now + MS, Kind.COLLECTIVE_EXIT, '["all_reduce", "0"]', 8)
+            script.collective(now, Kind.COLLECTIVE_ENTER, f'["{operator}", "0"]', 0)
+            script.collective(now + MS, Kind.COLLECTIVE_EXIT, f'["{operator}", "0"]', 8)
             now += MS
         script.step(now, step)
 

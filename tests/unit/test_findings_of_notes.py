@@ -94,12 +94,29 @@ def test_a_loss_that_goes_over_the_parameters_counts_from_5_percent_on(calls: in
     ] * is_named
 
 
-def test_what_runs_a_multiple_of_few_parameters_by_chance_is_a_loop_over_something_else() -> None:
-    loop = [["binary_cross_entropy", 2 * 64, 6 * MS], ["add", 2 * 192, 2 * MS]]
+@pytest.mark.parametrize(
+    ("before", "ms_of_operators", "is_named"), [(1.5, 0.4, True), (1.5, 0.6, False), (0.9, 0.1, False)]
+)
+def test_python_outside_of_modules_counts_from_10_percent_on(
+    before: float, ms_of_operators: float, is_named: bool
+) -> None:
+    findings = with_loop(before, [["randn", 2, round(2 * ms_of_operators * MS)]]).summary().findings
 
-    (finding,) = with_loop(4, loop, tensors=12).summary().findings
+    assert [one[:4] for one in findings] == [(OTHER, None, "other", before * MS)] * is_named
+    assert all("hardly any of it in operators of torch" in one.evidence for one in findings)
 
-    assert finding.evidence.endswith("; a step runs 64 × binary_cross_entropy, 192 × add there, 4 ms: a loop")
+
+@pytest.mark.parametrize(
+    ("calls", "tensors", "over"), [(65, 16, ""), (192, 12, ""), (192, 16, " over the 16 parameters")]
+)
+def test_a_multiple_of_few_parameters_or_of_little_time_is_a_loop_over_something_else(
+    calls: int, tensors: int, over: str
+) -> None:
+    loop = [["binary_cross_entropy", 2 * calls, 6 * MS], ["add", 2 * 192, 2 * MS]]
+
+    (finding,) = with_loop(4, loop, tensors=tensors).summary().findings
+
+    assert finding.evidence.endswith(f"192 × add there, 4 ms: a loop{over}")
 
 
 @pytest.mark.parametrize(("again", "before", "ms"), [(2, 0, 2), (1, 0, 1), (1, 12, None), (0, 0, None)])

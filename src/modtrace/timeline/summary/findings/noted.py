@@ -18,7 +18,9 @@ _MANY_CALLS = 8
 _MANY_IN_LOOP = 64
 """Number of calls in a step that make a loop certain, if there are more parameters, or if their number is not known."""
 _MAX_CALLS_PER_PARAMETER = 4
-"""Number of calls in a step that make a loop certain if there are more parameters, or an unknown number of them."""
+"""Maximum number of an operator's calls for each parameter, unless their number is an exact multiple."""
+_MIN_TENSORS_OF_MULTIPLE = 16
+"""Minimum number of parameters for such a multiple to be no chance, as it is with 6 of them in a loop over samples."""
 _MAX_OTHER_TENSORS = 0.1
 """Maximum number of other tensors, such as buffers, in a loop over parameters: a share of the parameters."""
 _MIN_OVER_PARAMETERS_SHARE = 0.5
@@ -209,6 +211,11 @@ class NotedSteps:
         is_any_over = any(_is_over_parameters(operator.calls, tensors) for operator in self.frequent_outside())
         return is_any_over and self.is_loop(ns, tensors)
 
+    def is_python_outside(self, ns: float) -> bool:
+        """Return whether the time `ns` outside modules has few operators and short ones, if these were counted."""
+        is_short = sum(operator.ns for operator in self.outside) < _MIN_OPERATOR_SHARE * ns
+        return self.is_counted and is_short and not self.frequent_outside()
+
     def outside_text(self, ns: float, tensors: int, in_modules: Sequence[Operator] = ()) -> str:
         """Return clauses with the operators of a time outside modules, or that it is Python if there are hardly any.
 
@@ -327,7 +334,8 @@ def float64_ns(operators: Sequence[Operator]) -> float:
 
 def _is_over_parameters(calls: float, tensors: int) -> bool:
     """Return whether an operator with `calls` a step runs for each parameter, and for few other tensors."""
-    is_for_each = calls <= _MAX_CALLS_PER_PARAMETER * tensors or (bool(tensors) and calls % tensors == 0)
+    is_multiple = tensors >= _MIN_TENSORS_OF_MULTIPLE and calls % tensors == 0
+    is_for_each = calls <= _MAX_CALLS_PER_PARAMETER * tensors or is_multiple
     return 0 < tensors <= calls and is_for_each and calls / tensors % 1 <= _MAX_OTHER_TENSORS
 
 

@@ -52,6 +52,8 @@ _MAX_LOSS_BACKWARD_RATIO = 10
 """Maximum ratio of backward to forward for a loss: a longer backward belongs to other operators outside modules."""
 _MIN_PARAMETER_LOOP_SHARE = 0.05
 """Minimum share of a loop over parameters outside the optimizer, for which torch._foreach needs few operators."""
+_MIN_PYTHON_SHARE = 0.10
+"""Minimum share of `other` with hardly any operators, which is Python or waiting. Clipping calls many of them."""
 _MIN_CHANGEABLE_OPTIMIZER_SHARE = 0.20
 """Minimum share of an optimizer with hooks or many small groups, which a user can change."""
 _MANY_GROUPS, _MAX_GROUP_TENSORS = 32, 2
@@ -68,6 +70,7 @@ _MIN_HELPER_SHARE = 0.15
 """Minimum share of clipping, a scheduler or the like, which visits parameters less often than the optimizer."""
 _MIN_RANGE_SHARE = 0.30
 """Minimum share of a range of the user's, which is likely part of the work."""
+_DDP = "DistributedDataParallel"
 _MIN_PER_STEP = 0.5
 """Minimum mean count in a step of an event that most steps have."""
 _MIN_UNUSED_RUNS = 3
@@ -165,6 +168,8 @@ def _min_part_share(measured: RuleInput, notes: NotedSteps, part: str, per_step:
     is_loop = part == OTHER and notes.is_loop(per_step, tensors)
     if part == "loss" and np.median(measured.part_ns(OTHER)) < per_step / 2:
         is_loop = notes.is_over_parameters(per_step, tensors)
+    if part == OTHER and not is_loop and notes.is_python_outside(per_step):
+        return _MIN_PYTHON_SHARE
     return _MIN_PARAMETER_LOOP_SHARE if is_loop else _MIN_PART_SHARE.get(part, np.inf)
 
 
@@ -216,6 +221,10 @@ def _details(measured: RuleInput, part: str, backward_ns: float, *, between: boo
             frequent = [operator for operator in a_step if operator.calls >= _MIN_PER_STEP]
             text = f", for what is sent, or for other ranks; a step has {calls_text(frequent)}" if frequent else ""
             in_backward = f"; {short_ms(backward_ns)} of it in backward passes, in no module's backward"
+            if any(row.module_class == _DDP for row in measured.rows) and any(
+                operator.name == "broadcast" for operator in frequent
+            ):
+                text += f"; {_DDP} broadcasts buffers in each forward, unless it has broadcast_buffers=False"
             return text + (in_backward if backward_ns else "") + _accumulation_text(measured, frequent)
         case "other" if between:
             return ": what the program prepares, or waits for"

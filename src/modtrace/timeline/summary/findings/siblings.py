@@ -188,6 +188,8 @@ def _time_finding(measured: RuleInput, outlier: _Outlier, notes: NotedSteps, ns:
         clauses.append(f"mostly its own {part}, outside of inner modules" if is_own else f"mostly {part}")
         if is_own and part == "forward":
             clauses.append(notes.python_text(row.fqn, measured.own_ns(outlier.row)[0]))
+        if row.module_class in classes and not is_own and not notes.size_text(row.fqn) and _is_slower(row, siblings):
+            clauses.append("forward and backward alike, as with larger inputs")
     clauses.extend([notes.size_text(row.fqn), notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))])
     if row.flops_forward is not None:
         ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(sibling) for sibling in siblings])), 1.0)
@@ -199,6 +201,15 @@ def _time_finding(measured: RuleInput, outlier: _Outlier, notes: NotedSteps, ns:
         clauses.append(f"keeps {format_bytes(retained_bytes)}, they {format_bytes(int(np.median(sibling_bytes)))}")
     evidence, show = ", ".join(filter(None, clauses)), only_option(outlier.siblings.pattern)
     return measured.finding(title, row.fqn, part, evidence=evidence, show=show, ns=outlier.excess)
+
+
+def _is_slower(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> bool:
+    """Return whether both forward and backward of a call take much longer than those of siblings."""
+    for field in ("forward_ns", "backward_ns"):
+        usual = float(np.median([getattr(one, field) / max(one.calls, 1) for one in siblings]))
+        if getattr(row, field) / max(row.calls, 1) <= _MIN_RATIO * max(usual, 1.0):
+            return False
+    return True
 
 
 def _other_finding(
