@@ -216,7 +216,7 @@ class Table(NamedTuple):
             return to_csv(list(fields), ([_value_of(row, value) for value in fields.values()] for row in visible.rows))
         if form == "json":
             records = [{name: _value_of(row, value) for name, value in fields.items()} for row in visible.rows]
-            return json.dumps(json_values(records), separators=(",", ":"), default=str) + "\n"
+            return json_text(json_values(records), default=str)
         hidden_rows = len(self.rows) - len(visible.rows)
         row_notes = [counted(hidden_rows, f"more {self.noun}")] if hidden_rows else []
         if form == "html":
@@ -475,6 +475,14 @@ def make_frame(columns: Mapping[str, Any]) -> Any:
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(library).DataFrame(columns)
     raise ModtraceError("a DataFrame needs pandas or polars: pip install pandas")
+
+
+def json_text(values: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """Return JSON values as one line of text; `default` converts other values."""
+    text = io.StringIO()  # `json.dumps` keeps each token of a million steps until it joins them
+    json.dump(values, text, separators=(",", ":"), default=default)
+    text.write("\n")
+    return text.getvalue()
 
 
 def json_values(value: Any) -> Any:

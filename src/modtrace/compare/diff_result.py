@@ -2,7 +2,6 @@
 
 import fnmatch
 import html
-import json
 import math
 import os
 import re
@@ -24,6 +23,7 @@ from .._tables import (
     counted,
     fields_of,
     join_texts,
+    json_text,
     json_values,
     paragraph,
     printable,
@@ -465,7 +465,7 @@ class Diff:
 
     def to_json(self) -> str:
         """Return the values of `to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), separators=(",", ":")) + "\n"
+        return json_text(self.to_dict())
 
     def __str__(self) -> str:
         return self.to_text()

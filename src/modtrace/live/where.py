@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from .._files import find_each
 from .._interrupts import cached_property
 from .._pools import ParallelReader
 from .._processes import is_signal_caught, threads_with_signal
+from .._tables import json_text
 from ..ring import find_rings, stacks_path
 from .flight_recorder import FlightRecord as FlightRecord
 from .flight_recorder import rank_of_dump, read_flight_record
@@ -179,7 +179,7 @@ class WhereResult:
 
     def to_json(self) -> str:
         """Return the values of `to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=2) + "\n"
+        return json_text(self.to_dict())
 
 
 def where(paths: _Paths, *, flight_recorder: _Paths = ()) -> WhereResult:

@@ -1,10 +1,9 @@
 """`modtrace check`: find faults in a trace."""
 
-import json
-
 import click
 
 from ..._errors import TraceError
+from ..._tables import json_text
 from ..options import TextFormat, echo, say, show_reading, text_or_json_option
 
 
@@ -40,6 +39,6 @@ def check_command(context: click.Context, traces: tuple[str, ...], strict: bool,
                 echo(line)
     if output_format == "json":
         values = [{"path": result.path, "faults": [fault._asdict() for fault in result.faults]} for result in results]
-        click.echo(json.dumps(values, indent=2))
+        click.echo(json_text(values), nl=False)
     if not is_good:
         context.exit(1)

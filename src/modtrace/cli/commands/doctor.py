@@ -1,6 +1,5 @@
 """`modtrace doctor`: installed versions, the engine that records and the reason, for a bug report."""
 
-import json
 import os
 import platform
 import shutil
@@ -14,7 +13,7 @@ import click
 import modtrace
 
 from ..._errors import EngineError, is_free_threaded
-from ..._tables import counted
+from ..._tables import counted, json_text
 from ..._version import __version__
 from ..options import TextFormat, echo, show_status, text_or_json_option
 
@@ -46,7 +45,7 @@ def doctor_command(output_format: TextFormat) -> None:
         facts = (*_versions(), *engine, *_machine())
         lines = {label: text.replace(home, "~") if len(home) > 1 else text for label, text in facts}
     if output_format == "json":
-        click.echo(json.dumps(lines, indent=2))
+        click.echo(json_text(lines), nl=False)
     else:
         for label, text in lines.items():
             echo(f"{label:{_LABEL_WIDTH}} {text}")

@@ -1,6 +1,5 @@
 """`modtrace top`: the current work of a job."""
 
-import json
 import signal
 import time
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..._tables import json_text
 from ..options import TextFormat, make_console, say, text_or_json_option, value_option
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
             return
         job = read_rates(reader, rings, seconds)
     if output_format == "json":
-        click.echo(json.dumps([_to_dict(rank) for rank in job.ranks], indent=2))
+        click.echo(json_text([_to_dict(rank) for rank in job.ranks]), nl=False)
         for error in job.errors:
             say(error)
     else:

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import json
 import os
 import struct
 import zlib
@@ -30,6 +29,7 @@ from ..._tables import (
     counted,
     fields_of,
     join_texts,
+    json_text,
     json_values,
     to_csv,
 )
@@ -334,7 +334,7 @@ class SlowRun:
 
     def to_json(self) -> str:
         """Return the values of `to_dict` as JSON text."""
-        return json.dumps(self.to_dict()) + "\n"
+        return json_text(self.to_dict())
 
 
 def _ms(ns: float) -> str:

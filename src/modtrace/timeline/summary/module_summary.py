@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import io
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._arrays import AnyArray
-from ..._tables import SORT_KEYS, Table, cut_json, cut_middle, join_texts, json_values, paragraph
+from ..._tables import SORT_KEYS, Table, cut_json, cut_middle, join_texts, json_text, json_values, paragraph
 from . import tables
 from .compiled import CompiledModule
 from .device_summary import DeviceSummary, device_table, device_totals
@@ -387,7 +385,7 @@ class Summary:
         texts are cut.
         """
         values = self.to_dict(limit)
-        text = _json_text(values)
+        text = json_text(values)
         if limit is None or limit > _BRIEF_ROWS:
             return text
         rows = entries = limit
@@ -396,10 +394,10 @@ class Summary:
                 entries -= 1
             else:
                 entries, rows = 1, rows - 1
-            text = _json_text(_shortened(values, rows, entries))
+            text = json_text(_shortened(values, rows, entries))
         for cut in _CUTS:
             if len(text) > _BRIEF_JSON:
-                text = _json_text(cut_json(_shortened(values, rows, entries), *cut))
+                text = json_text(cut_json(_shortened(values, rows, entries), *cut))
         return text
 
     def __str__(self) -> str:
@@ -413,13 +411,6 @@ class Summary:
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows."""
         return self.to_html()
-
-
-def _json_text(values: Mapping[str, Any]) -> str:
-    text = io.StringIO()  # `json.dumps` keeps each token of a million steps until it joins them
-    json.dump(values, text, separators=(",", ":"))
-    text.write("\n")
-    return text.getvalue()
 
 
 def _cut_lists(values: Mapping[str, Any], length: int | None) -> dict[str, Any]:
