@@ -139,10 +139,7 @@ class Capture:
                 self._on_error(error)
 
     def reader(self, running: bool) -> tuple[Callable[..., RingSnapshot], range]:
-        """Return a function that reads the events so far, and the range of their serial numbers.
-
-        The function takes a part of this range, and kinds to leave out.
-        """
+        """Return a function that reads the events so far, or a range of them without some kinds, and the full range."""
         if running:
             self.note_libraries()
         self.engine.finish_notes()

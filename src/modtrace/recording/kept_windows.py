@@ -59,7 +59,7 @@ class KeptWindows:
                 )
         self._steps = _WatchedSteps()
         self._limits = KeepLimits()
-        self._window_count = 0
+        self._kept_count = 0
         self._saving = threading.Lock()
 
     def watch(self, ring: Ring | None, warn: Callable[[str], None]) -> None:
@@ -87,11 +87,9 @@ class KeptWindows:
         self, why: str, path: str | None, snapshot: Callable[[], Timeline], warn: Callable[[str], None]
     ) -> None:
         """Without a watcher, save the last steps on a thread: one window at a time, up to a watcher's maximum."""
-        if self.conditions is not None or self._window_count >= self._limits.max_kept:
+        if self.conditions is not None or self._kept_count >= self._limits.max_kept or not self._saving.acquire(False):
             return
-        if not self._saving.acquire(False):
-            return
-        self._window_count += 1
+        self._kept_count += 1
 
         def save() -> None:
             try:

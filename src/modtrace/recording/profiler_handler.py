@@ -81,9 +81,8 @@ def on_trace_ready(
 ) -> TraceHandler:
     """Return a handler that writes each trace of a profiler, merged with a recording, to a folder.
 
-    The recording starts at once, so make the handler together with the profiler. The recording ends with the handler
-    (`close`, the end of a with block, or when nothing refers to it any more). A recording that already runs is used,
-    and continues.
+    The recording starts at once, so make the handler with the profiler. It ends with the handler (`close`, the end of a
+    with block, or the last reference to it). A recording that already runs is used, and continues.
 
     Args:
         folder: the folder for `<worker>.<number>.json.gz`; made if it does not exist.

@@ -33,8 +33,7 @@ from .outputs import Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
 
 _log = logging.getLogger("modtrace")
-_MAX_OPTIMIZERS = 16
-"""Maximum number of different optimizers that a recording describes."""
+_MAX_OPTIMIZERS = 16  # number of different optimizers that a recording describes
 
 
 class Recording:
@@ -238,8 +237,8 @@ class Recording:
     def step(self) -> None:
         """Mark the end of a training step; events since the last step have its number, from `first_step`.
 
-        Optimizers also end steps; once `step` is called, only its calls end steps. After `max_steps`
-        steps the recording stops and saves; an error while saving is logged.
+        Optimizers also end steps; once `step` is called, only its calls end steps. After `max_steps` steps the
+        recording stops and saves; an error while saving is logged.
         """
         self._write_mark(Kind.STEP, None, self.internal.first_step + self._marked_steps)
         self._marked_steps += 1

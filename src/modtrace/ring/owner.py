@@ -344,10 +344,9 @@ def find_rings(paths: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
 
 
 def newest_rings(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the rings that count, and those of earlier runs.
+    """Return the rings that count (the newest of each name and rank, and running ones), and those of earlier runs.
 
-    The newest ring of each name and rank counts, and each running one. The rings of a rank's child processes have one
-    name, whatever PID it contains.
+    The rings of a rank's child processes have one name, whatever PID it contains.
     """
     by_name: dict[str, list[str]] = {}
     for path in paths:
@@ -381,8 +380,5 @@ def _rings_of_earlier_runs(files: Iterable[str]) -> list[str]:
             running_processes.add(process)
         else:
             ended_rings.setdefault(process, []).append((start_ns if isinstance(start_ns, int) else 0, file))
-    return [
-        file
-        for process, rings in ended_rings.items()
-        for _, file in sorted(rings)[: None if process in running_processes else -1]
-    ]
+    earlier = [sorted(rings)[: None if process in running_processes else -1] for process, rings in ended_rings.items()]
+    return [file for rings in earlier for _, file in rings]

@@ -137,9 +137,7 @@ def read_ring(
         size = status.st_size
         # The file of a new ring is reserved. Windows has no `st_blocks`, and a copied file has no holes there.
         if size >= _MIN_SPARSE_FILE_BYTES and getattr(status, "st_blocks", size) * _BYTES_PER_BLOCK < size // 2:
-            raise RingError(
-                f"{file.name}: most of its {size:,} bytes are holes (a sparse copy); copy the ring again with its data"
-            )
+            raise RingError(f"{file.name}: most of its {size:,} bytes are holes; copy the ring again with its data")
         # The state is read before the slots: a dead process has written all its events by then.
         writer = writer_state(file.fileno(), header)
         if serials is None:

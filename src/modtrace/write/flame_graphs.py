@@ -53,11 +53,9 @@ def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 def _roots(tracks: Sequence[Track]) -> list[str]:
     """Return the first frames of the stacks of each track."""
-    has_processes = len({track.process for track in tracks}) > 1
+    multiprocess = len({track.process for track in tracks}) > 1
     kinds = [track.kind if track.device is None else f"{track.kind} {track.device}" for track in tracks]
-    return [
-        f"{track.process.name};{kind}" if has_processes else kind for track, kind in zip(tracks, kinds, strict=True)
-    ]
+    return [f"{track.process.name};{kind}" if multiprocess else kind for track, kind in zip(tracks, kinds, strict=True)]
 
 
 def write_speedscope(timeline: Timeline, path: str | os.PathLike[str]) -> None:

@@ -80,15 +80,13 @@ def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
         return flow, first, last
     rows = np.flatnonzero(~table.is_wait & (table.name >= 0) & (table.counter >= 0))
     groups = {group.name: group for group in table.groups}
-    keys, key_of_row = np.unique(
-        table.name[rows] * np.int64(len(timeline.tracks)) + table.track[rows], return_inverse=True
-    )
+    keys, index = np.unique(table.name[rows] * np.int64(len(timeline.tracks)) + table.track[rows], return_inverse=True)
     numbers = Numbering[object]()
     number = []
     for name, track in (divmod(key, len(timeline.tracks)) for key in keys.tolist()):
         match_key = _match_key(table.names[name], timeline.tracks[track].process.rank, groups)
         number.append(-1 if match_key is None else numbers[match_key])
-    match = np.array(number, np.int64)[key_of_row] if len(rows) else key_of_row
+    match = np.array(number, np.int64)[index] if len(rows) else index
     rows, match = rows[match >= 0], match[match >= 0]
     order = np.lexsort((table.track[rows], table.start[rows], table.counter[rows], match))
     rows, match = rows[order], match[order]
