@@ -36,8 +36,6 @@ def totals_per_slice(timeline: Timeline) -> dict[str, float]:
 def changed(base: Sequence[Mapping[str, float]], new: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the names whose mean times differ by more than 5 %, the largest difference in ns first."""
     keys = {key for run in (*base, *new) for key in run}
-    base_ns, new_ns = (
-        {key: float(np.mean([run.get(key, 0.0) for run in side])) for key in keys} for side in (base, new)
-    )
-    differing = [key for key in keys if abs(new_ns[key] - base_ns[key]) > LIMIT * base_ns[key]]
-    return sorted(differing, key=lambda key: -abs(new_ns[key] - base_ns[key]))
+    before, after = ({key: float(np.mean([run.get(key, 0.0) for run in side])) for key in keys} for side in (base, new))
+    differing = [key for key in keys if abs(after[key] - before[key]) > LIMIT * before[key]]
+    return sorted(differing, key=lambda key: -abs(after[key] - before[key]))

@@ -100,16 +100,12 @@ def judge(change: str, architecture: str, base: Sequence[Measured], new: Sequenc
             (any(name != truth for name in ours), not set(means) <= allowed, not set(totals) <= allowed),
         )
     if change == "swap_b":
-        faster, slower = (f"{architecture}.{path} forward" for path in places.swap)
+        faster, slower = pair = [f"{architecture}.{path} forward" for path in places.swap]
         verdicts = {f"{row.fqn} {row.phase}": row.verdict for row in different}
         right = verdicts.get(faster) == "faster" and verdicts.get(slower) == "slower"
         labels = {new[0].label_of[f"{architecture}.{path}"] for path in places.swap}
         return Verdicts(
-            (
-                right and set(ours[:2]) == {faster, slower},
-                set(means[:2]) == {faster, slower},
-                set(totals[:2]) == labels,
-            ),
+            (right and set(ours[:2]) == {*pair}, set(means[:2]) == {*pair}, set(totals[:2]) == labels),
             (len(ours) > 2, len(means) > 2, len(totals) > 2),
         )
     return judge_structure(change, architecture, new[0].label_of, (comparison, different), means, totals)

@@ -110,10 +110,8 @@ def main() -> None:
     with ExitStack() as stack:
         candidates = subjects(Path(stack.enter_context(TemporaryDirectory())))
         if options.only:
-            name_parts = [part.lower() for part in options.only]
-            candidates = {
-                n: c for n, c in candidates.items() if n == "none" or any(part in n.lower() for part in name_parts)
-            }
+            parts = [part.lower() for part in options.only]
+            candidates = {n: c for n, c in candidates.items() if n == "none" or any(p in n.lower() for p in parts)}
         names = list(candidates)
         times: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(options.rounds):

@@ -175,10 +175,7 @@ def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) 
         )
     print(
         "  injected:",
-        *(
-            f"rank {made.rank} {made.fqn} {made.phase} {made.extra_ns / 1e6:g} ms every {made.every};"
-            for made in culprits
-        ),
+        *(f"rank {c.rank} {c.fqn} {c.phase} {c.extra_ns / 1e6:g} ms every {c.every};" for c in culprits),
     )
     _, seconds, _ = command("query", dataset, "SELECT count(*), avg(self_ns) FROM spans WHERE step BETWEEN 40 AND 41")
     print(f"query of two steps: {seconds:.2f} s", flush=True)
@@ -195,13 +192,11 @@ def measure_live(folder: Path, steps: int, ranks: int) -> None:
     delays += [(*kind, ms) for kind in (("forward", "sleep"), ("backward", "busy")) for ms in (1, 5, 50)]
     for kind in (*KINDS, *PIPELINES):
         for phase, how, milliseconds in delays:
-            job_folder = folder / f"live-{kind}-{ranks}-{phase}-{milliseconds}"
-            job_folder.mkdir()
+            job = folder / f"live-{kind}-{ranks}-{phase}-{milliseconds}"
+            job.mkdir()
             name = f"{4 * (ranks - 1) + 2 if kind in PIPELINES else 2}.up"
-            run_ranks(
-                job_folder, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ())
-            )
-            answer = json.loads(command("slow", job_folder, "--format", "json")[0])
+            run_ranks(job, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ()))
+            answer = json.loads(command("slow", job, "--format", "json")[0])
             judged = answer["steps"][1:-1]  # the last step contains a barrier
             slow = [rank["rank"] for rank in answer["late_ranks"] if rank["is_slow"]]
             if not phase:
@@ -210,11 +205,11 @@ def measure_live(folder: Path, steps: int, ranks: int) -> None:
                 continue
             culprit = Culprit(ranks - 1, f"Sequential.{name}", phase, milliseconds * MS)
             delay_ns = milliseconds * MS * (MICRO_BATCHES if kind in PIPELINES else 1)
-            spent = json.loads((job_folder / SPENT).read_text())
+            spent = json.loads((job / SPENT).read_text())
             large = [step for step in judged if delay_ns >= 3 * max(step["noise_ns"], step["bound_ns"])]
-            pack(find_rank_recordings(job_folder), job_folder / "dataset", processes=1)
+            pack(find_rank_recordings(job), job / "dataset", processes=1)
             by_duration, by_self = (
-                usual_right(job_folder / "dataset", f"{column}_ns", [culprit]) for column in ("duration", "self")
+                usual_right(job / "dataset", f"{column}_ns", [culprit]) for column in ("duration", "self")
             )
             print(
                 f"{kind:5} {ranks} {phase:8} {how:5} {milliseconds:2} ms: {score(judged, culprit, delay_ns, spent)}; "

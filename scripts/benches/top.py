@@ -113,7 +113,7 @@ def main() -> None:
             rings = dict(zip(subjects[1:], (own_ring, other_ring), strict=False))
             processes = {subject: stack.enter_context(stopped_command(ring, words)) for subject, ring in rings.items()}
             train(10)
-            start_seconds = {subject: cpu_seconds(process) for subject, process in processes.items()}
+            start_s = {subject: cpu_seconds(process) for subject, process in processes.items()}
             for turn in range(options.rounds):
                 for subject in subjects[turn % len(subjects) :] + subjects[: turn % len(subjects)]:
                     if subject in processes:
@@ -123,9 +123,7 @@ def main() -> None:
                         processes[subject].send_signal(signal.SIGSTOP)
                     medians[subject].append(statistics.median(step_ms))
                     means[subject].append(statistics.fmean(step_ms))
-            used_seconds = {
-                subject: cpu_seconds(process) - start_seconds[subject] for subject, process in processes.items()
-            }
+            used_s = {subject: cpu_seconds(process) - start_s[subject] for subject, process in processes.items()}
     base_ms = statistics.median(medians["none"])
     print(f"6-layer GPT, {options.rounds} rounds of {options.seconds} s: {base_ms:.2f} ms a step")
     for subject in subjects[1:]:
@@ -134,7 +132,7 @@ def main() -> None:
             for values in (medians, means)
         )
         low, middle, high = statistics.quantiles(ratios, n=4)
-        share = used_seconds[subject] / (options.rounds * options.seconds)
+        share = used_s[subject] / (options.rounds * options.seconds)
         print(
             f"{words[0]} of {subject}: median step × {middle:.3f} (quartiles {low:.3f} to {high:.3f}), mean step × "
             f"{statistics.median(mean_ratios):.3f}; it uses {share:.2f} of a CPU"

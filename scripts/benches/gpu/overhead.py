@@ -81,8 +81,8 @@ def run(subject: Subject) -> list[str]:
     print(f"{subject.rounds} rounds of {subject.steps} steps each\n")
     print("| | step ratio: median | quarters | bound |\n| --- | --- | --- | --- |")
     ratios = {name: [ns / base for ns, base in zip(times[name], times[NONE], strict=True)] for name in names[1:]}
-    for name, context_ratios in ratios.items():
-        low, middle, high = statistics.quantiles(context_ratios, n=4)
+    for name, values in ratios.items():
+        low, middle, high = statistics.quantiles(values, n=4)
         print(f"| {name} | {middle:.4f} | {low:.4f}–{high:.4f} | {BOUNDS.get(name, '')} |")
     if not subject.is_gpu:
         print("\nnot judged: this is the CPU")

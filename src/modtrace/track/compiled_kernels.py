@@ -323,14 +323,9 @@ def _computed_by(part: Any) -> list[Any]:
     computed = [*origins][-1:]
     for node in computed:
         # Nodes without inputs are constants, which several kernels share.
+        candidates = [source for source in inputs(node) if source in origins and is_input[source]]
         computed += [
-            source
-            for source in inputs(node)
-            if source in origins
-            and is_input[source]
-            and source not in makers
-            and source not in computed
-            and _read_by(source)
+            source for source in candidates if source not in makers and source not in computed and _read_by(source)
         ]
     return computed
 

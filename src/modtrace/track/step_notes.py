@@ -39,13 +39,13 @@ _MAX_OPERATOR_MODULES, _MAX_MODULE_OPERATORS = 64, 5
 _MIN_DELAY_NS, _MAX_DELAYS = 1_000_000, 64
 """Minimum time of a step in which its thread waited for a CPU, and maximum number of such steps in the notes."""
 _SLOW_RATIO, _MAX_SLOW_STEPS = 2.0, 4
-"""A step that lasts `_SLOW_RATIO` times the shortest makes the step at the same distance ahead be sampled too. Only the
-lines of such steps are noted, of at most `_MAX_SLOW_STEPS`. So a delay in each fifth step is found."""
+"""A step that lasts `_SLOW_RATIO` times the shortest schedules a sample of the step at the same distance ahead. Only
+the lines of such steps are noted, of at most `_MAX_SLOW_STEPS`. So a delay in each fifth step is found."""
 _MAX_FINISH_WAIT_S = 1.0
 """Maximum time that `finish` waits for a thread that writes notes."""
 LOOPS = 1_000
 """Rounds of the empty loop that measures the speed of Python here."""
-_MIN_LARGEST_PERCENT = 80
+_MIN_PERCENT = 80
 """Minimum share of all parameter values that a module holds itself for the notes to name it."""
 _UNITS = {"forward": 0, "backward": 1}
 """Events that end a step if no optimizer and no mark does: backward passes, or else calls. Higher numbers win."""
@@ -218,9 +218,7 @@ class StepNotes:
             self._settings[setting] = self._settings.get(setting, 0) + 1
         self._loops_ns.append(_loops_ns())
         self._operator_notes = {
-            "operators": {
-                name: _longest_operators(self._totals[key], _MAX_OPERATORS) for key, name in _CONTEXT_BY_ID.items()
-            },
+            "operators": {n: _longest_operators(self._totals[k], _MAX_OPERATORS) for k, n in _CONTEXT_BY_ID.items()},
             "settings": self._settings,
             "resident": self._resident_samples,
             "loops_ns": min(self._loops_ns),
@@ -357,11 +355,7 @@ class StepNotes:
             "untrained": untrained[:_MAX_OPERATOR_MODULES],
             "casts": self._find_casting_modules(modules),
             "gradient_hooks": gradient_hooks,
-            "largest": {
-                fqn: 100 * count // total
-                for fqn, count in values.items()
-                if 100 * count >= _MIN_LARGEST_PERCENT * total
-            },
+            "largest": {fqn: 100 * n // total for fqn, n in values.items() if 100 * n >= _MIN_PERCENT * total},
             "size_percent": dict([*percent.items()][:_MAX_MODULES]),
             "parameters": sum(values.values()),
             "float64_parameters": float64_values,

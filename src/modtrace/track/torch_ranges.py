@@ -31,7 +31,7 @@ from .optimizer_hook import report_own_step
 from .ranges import OpenRange, RangeRecorder, begin_named
 from .unseen import class_bases, class_name, hide_wrapper, skip_all, skip_frame
 
-_PREPARED_PREFIXES = ("enumerate(", "Optimizer.")
+_EARLY_NAMES = ("enumerate(", "Optimizer.")
 """Prefixes of the names of ranges that torch enters as soon as it has made them."""
 _COMPILE_MODULE = "torch._dynamo.callback"
 _LOADER_MODULE = "torch.utils.data.dataloader"
@@ -40,7 +40,7 @@ _ACTOR_MODULE = "ray._private.function_manager"
 _ANNOTATION_MODULES = ("torch.cuda.nvtx", "torch.profiler.itt")  # ranges for the profilers of NVIDIA and Intel
 INNER = "_modtrace_inner"
 """The parameter that `replace_code` adds to a function: the original function."""
-_SUSPENDING_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_SUSPEND_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # A class's namespace, without calling its metaclass.
 _namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 
@@ -87,11 +87,7 @@ def replace_code(function: Any, call: Callable[..., Any]) -> None:
     Nothing changes if the function is not written in Python, or if torch has put its own range around it. Nor do
     coroutines and generators change, since callers may inspect which they are.
     """
-    if (
-        type(function) is not FunctionType
-        or function.__code__.co_flags & _SUSPENDING_FLAGS
-        or "hooked" in vars(function)
-    ):
+    if type(function) is not FunctionType or function.__code__.co_flags & _SUSPEND_FLAGS or "hooked" in vars(function):
         return
     defaults = function.__kwdefaults__ or {}
     if INNER in defaults:
@@ -271,7 +267,7 @@ def _actor_method(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
     executor = function(*args, **kwargs)
     method = getattr(executor, "method", None)
     # A coroutine or a generator has not run when the call returns.
-    if isinstance(method, FunctionType) and not method.__code__.co_flags & _SUSPENDING_FLAGS:
+    if isinstance(method, FunctionType) and not method.__code__.co_flags & _SUSPEND_FLAGS:
         wrap_function(executor, method.__qualname__.rpartition("<locals>.")[2], "user")
     return executor
 
@@ -381,7 +377,7 @@ def _wrap_preparation() -> None:
             isinstance(ranges, TorchRanges)
             and ranges.expect
             and isinstance(name, str)
-            and name.startswith(_PREPARED_PREFIXES)
+            and name.startswith(_EARLY_NAMES)
         ):
             ranges.expect()
         prepare(self, name, args)

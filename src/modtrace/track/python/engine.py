@@ -2,10 +2,9 @@
 
 Nodes of one thread's graph run in descending order of their sequence numbers. So only the newest node of each segment
 is hooked; a segment is a run of nodes that one call made itself. When that node runs, the backward of its call goes on,
-and the backward that ran before is interrupted or over. A segment ends when an inner call is entered, and when its own
-call ends: its newest node usually made one of the inner call's inputs, or of the call's outputs. Otherwise the call's
-graph is searched for the node at the call's exit, and the graph of a pass at the pass's start. One callback of torch
-reports the end of backward.
+and the backward before is interrupted or over. A segment ends when an inner call is entered, and when its own call
+ends: its newest node usually made an input of the inner call, or an output of its own call. Otherwise the node is
+searched for in the call's graph at the call's exit, and in a pass's graph at its start. torch reports the pass's end.
 """
 
 import itertools

@@ -205,7 +205,7 @@ class SegmentHooks(Generic[_Stack]):
         These segments are: the nodes since the last call, such as those of the loss; earlier nodes outside all calls;
         nodes of calls that raised, ran under `vmap` or stored their result elsewhere. The graph is followed through
         segments outside all calls. If only one thread made graphs, all nodes are followed down to the oldest segment of
-        calls, since sequence numbers belong to one thread.
+        calls: sequence numbers belong to one thread.
         """
         self.passes.add(number)
         if inputs:
@@ -268,10 +268,7 @@ class SegmentHooks(Generic[_Stack]):
 def _newest_of(
     segments: Sequence[Segment], outputs: object, follow: Callable[[int, bool], bool]
 ) -> dict[Segment, Node]:
-    """Return the newest node of each segment (given in order) in the graph of `outputs`.
-
-    `follow` gets a node's number, and whether it is inside a segment; it returns whether to search the node's inputs.
-    """
+    """Return the newest node of each segment in the graph of `outputs`; `follow`: whether to search a node's inputs."""
     newest: dict[Segment, tuple[int, Node]] = {}
     seen: set[Node] = set()
     todo = [node for tensor in tensors_in(outputs) if (node := node_of(tensor)) is not None]

@@ -124,7 +124,7 @@ class Follower(SegmentHooks[LiveThread]):
         if name == NO_NAME:
             return None
         if thread.graph_tasks and current_graph_task() == NO_GRAPH_TASK:
-            # They has_ended by an exception, for which torch has no callback.
+            # They ended by an exception, for which torch has no callback.
             thread.graph_tasks.clear()
         call = Call(fqn, ref, outer.call_id)
         inputs = (args, kwargs) if kwargs else args
@@ -196,11 +196,7 @@ class Follower(SegmentHooks[LiveThread]):
             return
         last = thread.graph_tasks[-1]
         for task in reversed(thread.graph_tasks):
-            if (
-                task.call is not None
-                and not task.has_ended
-                and (task is last or task.nesting_depth < last.nesting_depth)
-            ):
+            if task.call is not None and not task.ended and (task is last or task.nesting_depth < last.nesting_depth):
                 yield from task.call.chain()
 
     def _on_node(self, call: Call | None, gradient: Tensor) -> None:
@@ -220,14 +216,14 @@ class Follower(SegmentHooks[LiveThread]):
                 self._switch_call(task, call, gradient)
 
     def _begin_graph_task(self, thread: LiveThread, graph_task_id: int) -> None:
-        """Make this graph task the last one of the thread, and drop those that have has_ended."""
+        """Make this graph task the last task of the thread, and drop the tasks that have ended."""
         tasks, depth = thread.graph_tasks, backward_nesting_depth()
-        # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
-        # the one before has_ended by an exception; the engine has no callback for that.
+        # torch's own threads alternate between tasks. On other threads, a task runs inside another task or follows it,
+        # even if the other task ended by an exception; torch has no callback for that.
         tasks[:] = [
             task
             for task in tasks
-            if not task.has_ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
+            if not task.ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
         ]
         for task in tasks:
             if task.id == graph_task_id:
@@ -251,8 +247,8 @@ class Follower(SegmentHooks[LiveThread]):
                 thread.graph_tasks.append(task)
             while task.call is not None:
                 self._end_backward(task, None)
-            task.has_ended = True
-        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.has_ended]
+            task.ended = True
+        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.ended]
 
     def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
         """End the backward of calls that are not `call` or around it; start that of `call` and of calls around it."""

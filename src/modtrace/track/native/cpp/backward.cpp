@@ -31,7 +31,7 @@ BackwardPass& pass_slot(uint64_t number) { return engine.pass_slots[number % kMa
 
 std::atomic<int>& hooked_slot(int graph_task) { return engine.hooked_graph_tasks[graph_task % kMaxConcurrentPasses]; }
 
-// Notes that a pass is over: once, and only where it began.
+// Writes the end of a pass: once, and only if its start was written.
 void end_pass(uint64_t number) {
   BackwardPass& pass = pass_slot(number);
   if (pass.number.load() != number || !pass.begun.load() || pass.over.exchange(true)) return;
@@ -40,19 +40,19 @@ void end_pass(uint64_t number) {
   if (C10_UNLIKELY(pass.device_times)) queue_device_event(thread);
 }
 
-// Notes that the nodes from this one on belong to another call than those before.
+// Writes that the nodes from this one on belong to another call than the nodes before.
 class SegmentHook final : public torch::autograd::FunctionPreHook {
  public:
   SegmentHook(uint64_t pass_number, uint64_t forward_thread, uint64_t sequence, bool on_device)
       : pass_number_(pass_number), on_device_(on_device), forward_thread_(forward_thread), sequence_(sequence) {}
 
-  // Whether the pass that it is of runs still.
+  // Whether the hook's pass still runs.
   bool is_live() const {
     const uint64_t number = pass_number_.load();
     return number != 0 && pass_slot(number).number.load() == number;
   }
 
-  // Takes the hook over for another pass: the graph was retained, and runs again.
+  // Assigns the hook to another pass: the graph was retained, and runs again.
   void set_pass(uint64_t pass_number, bool on_device) {
     on_device_.store(on_device);
     pass_number_.store(pass_number);
@@ -65,15 +65,15 @@ class SegmentHook final : public torch::autograd::FunctionPreHook {
     return gradients;
   }
 
-  // What torch.compile makes of a backward runs no hooks of ours.
+  // A compiled backward does not run our hooks.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 
  private:
   void begin_segment(BackwardPass& pass, uint64_t number) const {
     const int graph_task = current_graph_task();
     if (C10_UNLIKELY(graph_task < 0)) return;
-    int of_pass = kNoGraphTask;
-    if (!pass.graph_task.compare_exchange_strong(of_pass, graph_task) && of_pass != graph_task) return;
+    int pass_task = kNoGraphTask;
+    if (!pass.graph_task.compare_exchange_strong(pass_task, graph_task) && pass_task != graph_task) return;
     ThreadState& thread = registered_thread();
     if (C10_UNLIKELY(!pass.begun.load(std::memory_order_relaxed)) && !pass.begun.exchange(true)) {
       torch::autograd::Engine::get_default_engine().queue_callback([number] { end_pass(number); });
@@ -86,18 +86,18 @@ class SegmentHook final : public torch::autograd::FunctionPreHook {
   }
 
   std::atomic<uint64_t> pass_number_;
-  std::atomic<bool> on_device_;  // whether an event of the device is recorded here
+  std::atomic<bool> on_device_;  // whether a device event is recorded here
   uint64_t forward_thread_, sequence_;
 };
 
-// --- The order in which a backward pass will run its nodes, where that is known beforehand ---
+// --- The order in which a backward pass will run its nodes, if it is known before the pass ---
 
 constexpr uint64_t kAccumulateGradSeq = std::numeric_limits<uint64_t>::max();
-constexpr size_t kUsualNodes = 256;  // of a pass: more take more allocations
+constexpr size_t kUsualNodes = 256;  // number of nodes of a pass without further allocations
 
-// Where the engine of torch runs the node: on the device of the first gradient that is not on the CPU.
+// The device on which the autograd engine runs the node: that of the first gradient that is not on the CPU.
 at::Device device_of(const torch::autograd::Node& node) {
-  static const at::Device cpu(at::kCPU);  // to make one takes longer than to copy it
+  static const at::Device cpu(at::kCPU);  // copying a device is faster than making it
   for (uint32_t input = 0; input < node.num_inputs(); ++input) {
     const at::Device device = node.input_metadata(input).device();
     if (device.type() != at::kCPU) return device;
@@ -108,14 +108,14 @@ at::Device device_of(const torch::autograd::Node& node) {
 // The nodes of a pass in the order in which they run: from the newest to the oldest.
 class BackwardOrder {
  public:
-  // The boundaries of this thread, up to the next node that it will make.
+  // `boundaries`: of this thread, up to the next node that it will make.
   explicit BackwardOrder(const SequenceBoundaries& boundaries)
       : boundaries_(boundaries), forward_thread_(at::RecordFunction::currentThreadId()) {
     reached_.reserve(kUsualNodes);
     nodes_.reserve(kUsualNodes);
   }
 
-  // Walks the graph that leads to the outputs. False where the order is not known; then it stops there.
+  // Walks the graph that leads to the outputs. False if the order is not known; then the walk stops.
   bool find(PyObject* outputs) {
     if (!PyTuple_Check(outputs)) return false;
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(outputs); ++index) {
@@ -144,7 +144,7 @@ class BackwardOrder {
 
   bool is_on_device() const { return device_ && device_->type() != at::kCPU; }
 
-  // Whether any of the nodes has the hook of a pass that runs still.
+  // Whether a node has the hook of a pass that still runs.
   bool meets_live_hook() const {
     return std::any_of(nodes_.begin(), nodes_.end(), [](const NumberedNode& node) {
       const SegmentHook* hook = hook_of(node);
@@ -154,7 +154,7 @@ class BackwardOrder {
 
   // Hooks the first node to run of each segment.
   //
-  // device_boundaries: where the nodes of calls that get events of the device begin, or null where none do.
+  // device_boundaries: boundaries of the nodes of calls that get device events, or null if no call gets any.
   void hook_segments(uint64_t pass_number, const SequenceBoundaries* device_boundaries) const {
     for (size_t index = 0; index < nodes_.size(); ++index) {
       const NumberedNode& node = nodes_[index];
@@ -174,8 +174,8 @@ class BackwardOrder {
     bool operator<(const NumberedNode& other) const { return sequence < other.sequence; }
   };
 
-  // Notes that the pass runs this node; a node can be noted more than once before it is taken. False for one that
-  // is neither of the order nor an AccumulateGrad.
+  // Adds a node that the pass runs; a node can be added more than once before it is taken. False for a node without a
+  // sequence number that is not an AccumulateGrad.
   bool reach(torch::autograd::Node& node) {
     const uint64_t sequence = node.sequence_nr();
     if (sequence == kAccumulateGradSeq) return node.num_outputs() == 0;
@@ -191,7 +191,7 @@ class BackwardOrder {
     return newest;
   }
 
-  // Whether the node is of this thread, on the device of the others, and not too old for its boundaries to be known.
+  // Whether this thread made the node, on the same device as the others, and the boundaries reach back to it.
   bool is_in_order(const NumberedNode& numbered) {
     if (numbered.node->thread_id() != forward_thread_ || !boundaries_.reaches(numbered.sequence)) return false;
     const at::Device device = device_of(*numbered.node);
@@ -227,21 +227,21 @@ class BackwardOrder {
 
 bool is_hooked(int graph_task) { return hooked_slot(graph_task).load(std::memory_order_relaxed) == graph_task + 1; }
 
-// The graph task whose node runs, or kNoGraphTask where the node is not to be noted.
+// The graph task whose node runs, or kNoGraphTask if the node is not recorded.
 int observed_graph_task() {
   const int graph_task = is_tracing() ? kNoGraphTask : current_graph_task();
   return graph_task >= 0 && is_hooked(graph_task) ? kNoGraphTask : graph_task;
 }
 
-// A node that builds a graph makes nodes itself, which belong to the call that it belongs to itself.
+// A node that builds a graph makes nodes, which belong to the same call as the node.
 void write_graph_built(ThreadState& thread) {
   if (C10_LIKELY(!at::GradMode::is_enabled())) return;
   write_without_gil(thread, kGraphBuilt << kKindShift | kNoName,
                     static_cast<int64_t>(at::sequence_number::peek() & kSequenceMask));
 }
 
-// An AccumulateGrad has no sequence number. It runs right after the node that made the gradient, and counts to that
-// one.
+// An AccumulateGrad has no sequence number. It runs right after the node that made the gradient, and counts for that
+// node.
 bool is_accumulate_grad(const at::RecordFunction& function) { return function.seqNr() < 0; }
 
 std::unique_ptr<at::ObserverContext> on_node_begin(const at::RecordFunction& function) {
@@ -279,21 +279,20 @@ void remove_observer() {
 
 // --- The hooks, one for each segment ---
 
-// Whether passes of several threads ever ran at once: two on one device take turns there, node by node. One inside of
-// the other does not.
+// Whether passes of several threads ever ran at once: on one device, their nodes alternate. Nested passes do not count.
 bool shares_device(const ThreadState& thread) {
   engine.device_shared |= engine.running_passes > thread.open_passes && current_graph_task() < 0;
   return engine.device_shared;
 }
 
-// Hooks the segments of the outputs' graph, and returns the number of the pass; 0 if hooks cannot tell all.
+// Hooks the segments of the outputs' graph, and returns the number of the pass; 0 if hooks are not enough.
 uint64_t hook_segments(ThreadState& thread, PyObject* outputs) {
   thread.boundaries.add(at::sequence_number::peek());
   if (!thread.boundaries.allocated()) return 0;
   try {
     BackwardOrder order(thread.boundaries);
     if (!order.find(outputs) || (order.is_on_device() && shares_device(thread))) return 0;
-    // One that runs around this one, or beside it, needs its hooks on the nodes that both run.
+    // An outer or parallel pass needs its hooks on the nodes that both passes run.
     if (engine.running_passes > 0 && order.meets_live_hook()) return 0;
     const uint64_t number = ++engine.last_pass;
     BackwardPass& pass = pass_slot(number);
@@ -309,16 +308,16 @@ uint64_t hook_segments(ThreadState& thread, PyObject* outputs) {
     pass.number.store(number);
     return number;
   } catch (const std::exception&) {
-    return 0;  // torch itself will say what is wrong with the graph
+    return 0;  // torch itself will report the error in the graph
   }
 }
 
-// Whether a pass runs each node at most once, builds no graph, and runs all that its outputs lead to.
+// Whether a pass runs each node at most once, builds no graph, and runs all nodes to which its outputs lead.
 bool is_plain_backward(PyObject* const* args, Py_ssize_t count) {
   return count == 5 && args[3] == Py_False && PyTuple_Check(args[4]) && PyTuple_GET_SIZE(args[4]) == 0;
 }
 
-// Whether one of the tensors is a leaf; there are none where a pass runs all that its outputs lead to.
+// Whether one of the tensors is a leaf, or there are no tensors: such a pass runs all nodes to which its outputs lead.
 bool any_is_leaf(PyObject* inputs) {
   const Py_ssize_t count = PyTuple_GET_SIZE(inputs);
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -328,7 +327,7 @@ bool any_is_leaf(PyObject* inputs) {
   return count == 0;
 }
 
-// Whether a pass builds a graph that another one goes on with: the outermost level of torch.func.grad drops its graph.
+// Whether a pass builds a graph that another pass can use: the outermost level of torch.func.grad drops its graph.
 bool builds_graph(PyObject* create_graph) {
   if (!c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
     return create_graph != Py_False;
@@ -347,7 +346,7 @@ bool is_true(const char* name, PyObject* const* args, Py_ssize_t count, PyObject
   return false;
 }
 
-// Notes a pass that has given gradients to leaf tensors, where it may so have ended a training step.
+// Writes that a pass has given gradients to leaf tensors, if that may end a training step.
 void note_gradients(Session& session, const ThreadState& thread, PyObject* const* args, Py_ssize_t count,
                     PyObject* keywords) {
   if (session.steps_told || current_graph_task() >= 0 || count < 5 || !PyTuple_Check(args[4])) return;
@@ -363,7 +362,7 @@ bool is_running(uint64_t generation) {
   return engine.active_session.load(std::memory_order_relaxed) != nullptr && generation == current_generation();
 }
 
-// Ends a pass that failed, without word from torch. An event of the device may wait, see
+// Writes the end of a pass that failed, which torch does not report. A device event may block, see
 // queue_device_event_without_gil.
 void end_pass_without_gil(uint64_t number) {
   if (C10_LIKELY(pass_slot(number).over.load())) return;
@@ -371,7 +370,7 @@ void end_pass_without_gil(uint64_t number) {
   Py_END_ALLOW_THREADS
 }
 
-// Notes that this thread calls what runs a pass, or that it is back.
+// Writes that this thread calls torch's function that runs a pass, or that the call returned.
 void write_pass_edge(Session& session, const ThreadState& thread, Kind kind, int64_t call, int64_t time = 0) {
   write_with_gil(session, kind << kKindShift | thread.meta_bits | kNoName, call, time);
 }
@@ -418,7 +417,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   if (!is_running(generation)) return result;
   Session& running = *engine.active_session.load();
   write_pass_edge(running, thread, kPassEnd, call);
-  const int64_t ended = running.gradient_passes[0] + running.gradient_passes[1];
+  const int64_t passes_before = running.gradient_passes[0] + running.gradient_passes[1];
   if (result != nullptr) note_gradients(running, thread, args, count, keywords);
   running.flops.passes_ended = running.flops.passes_ended || current_graph_task() < 0;
   --engine.running_passes;
@@ -434,20 +433,20 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   }
   tell_boundary(running, nullptr);
   if (result != nullptr && is_running(generation)) {
-    const int64_t ends = running.gradient_passes[0] + running.gradient_passes[1];
-    if (ends > ended) tell_end(running, ends, "backward");
+    const int64_t passes = running.gradient_passes[0] + running.gradient_passes[1];
+    if (passes > passes_before) tell_end(running, passes, "backward");
   }
   if (result != nullptr && PyErr_Occurred() != nullptr) Py_CLEAR(result);
   return result;
 }
 
-// These take their arguments as C arrays: not the type that PyMethodDef has for all.
+// These functions get their arguments as C arrays, so they do not have the type of PyMethodDef's field.
 PyMethodDef make_gradients_definition = {
     "make_gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(make_gradients)),
-    METH_FASTCALL | METH_KEYWORDS, "make_gradients(outputs, ...): what a backward pass begins with."};
+    METH_FASTCALL | METH_KEYWORDS, "make_gradients(outputs, ...): the start of a backward pass."};
 PyMethodDef run_backward_definition = {
     "run_backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_backward)), METH_FASTCALL | METH_KEYWORDS,
-    "run_backward(outputs, ...): run a backward pass, and note whose nodes run."};
+    "run_backward(outputs, ...): run a backward pass, and record the calls whose nodes run."};
 
 }  // namespace
 

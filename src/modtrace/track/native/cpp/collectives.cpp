@@ -32,12 +32,12 @@ namespace {
 constexpr int64_t kNoPeer = -1, kNoCounter = -1;
 constexpr size_t kRecentWorks = 4096;
 
-// The name of an operator on a group (for p2p: with a peer), and what counts its calls.
+// The name of an operator on a group (for p2p: with a peer), and the counter of its calls.
 struct NamedOperator {
   int64_t name_id;
   std::string group;
-  int64_t* counter;        // of the group; for p2p of this name
-  bool no_future = false;  // its Work has none
+  int64_t* counter;        // counter of the group; for p2p, of this name
+  bool no_future = false;  // whether its Work has no future
 };
 
 // A collective that can be waited for: its name and counter, and its device, or kCPU if the host waits.
@@ -49,20 +49,20 @@ struct Awaited {
 // Tap, group, peer, and the type of the device that runs it.
 using OperatorKey = std::tuple<const void*, const void*, int64_t, c10::DeviceType>;
 
-// What the tap knows in a session. Guarded by the mutex; a thread that holds it never takes the GIL.
+// The state of the tap in a session. Guarded by the mutex; a thread that holds it never acquires the GIL.
 struct CollectiveState {
   std::mutex mutex;
   uint64_t generation = 0;
   std::map<OperatorKey, NamedOperator> operators;
   std::map<std::pair<std::string, int64_t>, int64_t> counters;  // (group, −1 or name of p2p) → calls so far
-  // Which collective the Work or the tensor's memory at an address is of. A later object at the address replaces it.
+  // The collective of the Work, or of the tensor's memory, at an address. A later object at the address replaces it.
   std::unordered_map<const void*, Awaited> works, older_works;
 };
 
 // Never destroyed, as the engine's state; replaced in a forked child.
 std::atomic<CollectiveState*> collective_state{nullptr};
 
-// The collective that a Work or a tensor's memory at this address is of, or none.
+// The collective of the Work, or of the tensor's memory, at this address; without a name if there is none.
 Awaited find_awaited(const void* address) {
   CollectiveState& state = *collective_state.load();
   const std::lock_guard<std::mutex> lock(state.mutex);
@@ -74,7 +74,7 @@ Awaited find_awaited(const void* address) {
   return {};
 }
 
-// --- The tensors that a collective is given ---
+// --- The tensors of a collective ---
 
 int64_t tensor_bytes(const at::IValue& value) {
   if (value.isTensor()) {
@@ -100,15 +100,14 @@ const at::Tensor* first_tensor(const at::IValue& value) {
   return nullptr;
 }
 
-// Whether it is only traced: a fake tensor, or a wrapper of Python's.
+// Whether a tensor is only traced: a fake tensor, or a wrapper in Python.
 bool is_traced(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python) || tensor.is_meta(); }
 
 // --- The tap on the operators of c10d ---
 
 using torch::jit::Stack;
 
-// Below autograd, Python's modes and fake tensors, and above all backends: an operator comes here once, if it runs at
-// all.
+// Below autograd, Python's modes and fake tensors, and above all backends: an operator that runs comes here once.
 constexpr c10::DispatchKey kTapKey = c10::DispatchKey::BackendSelect;
 const c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey);
 
@@ -132,7 +131,7 @@ struct Entered {
   OperatorKey key() const { return {tap, group, peer, device}; }
 };
 
-// Asks Python for the text id of an operator on a group. It takes the GIL, if the thread does not hold it.
+// Asks Python for the text id of an operator on a group. Acquires the GIL if the thread does not hold it.
 std::optional<int64_t> ask_name(const std::string& operator_name, const std::string& group, int64_t peer,
                                 c10::DeviceType device) {
   if (!Py_IsInitialized()) return std::nullopt;
@@ -158,8 +157,8 @@ void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entere
   const bool on_cpu = entered.device == c10::kCPU;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
-    // On a device, getFuture's future is complete as soon as the work is queued, and getFutureResult's when a watchdog
-    // sees the work done, which can be 100 ms later.
+    // On a device, getFuture's future is complete once the work is queued, and getFutureResult's once a watchdog sees
+    // the end of the work, which can be 100 ms later.
     future = on_cpu ? work->getFuture() : work->getFutureResult();
   } catch (const std::exception&) {
   }
@@ -171,7 +170,7 @@ void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entere
     return;
   }
   const int64_t meta = kCollectiveDone << kKindShift | entered.thread->meta_bits | entered.name_id;
-  // Numbers only: it may run at any time on any thread, after the recording and the interpreter have ended.
+  // It captures only numbers: it may run at any time on any thread, even after the end of the interpreter.
   future->addCallback(
       [meta, counter = entered.counter, generation = entered.generation](c10::ivalue::Future&) {
         if (generation != current_generation() || engine.active_session.load() == nullptr) return;
@@ -180,7 +179,7 @@ void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entere
       false);
 }
 
-// The kernel of one operator: notes its call, and passes it on to what is below.
+// The kernel of one operator: writes its call, and passes the call on to the kernel below.
 class Tap final : public c10::OperatorKernel {
  public:
   Tap(std::string name, size_t arguments, size_t group_index, std::optional<size_t> peer_index, bool has_message)
@@ -205,7 +204,7 @@ class Tap final : public c10::OperatorKernel {
     queue_device_event_of_collective(*entered->thread, entered->device);
     {
       inside_tap = true;
-      // Writes the exit, also where the operator raises.
+      // Writes the exit, even if the operator raises.
       const auto exit = c10::make_scope_exit([&entered, &work] {
         inside_tap = false;
         const int64_t not_awaited = entered->device != c10::kCPU && !work ? kNotAwaitedBit : 0;
@@ -215,10 +214,11 @@ class Tap final : public c10::OperatorKernel {
       });
       op.redispatchBoxed(below, stack);
       work = !stack->empty() && stack->back().isObject() ? stack->back().toCustomClass<c10d::Work>() : nullptr;
-      // A barrier that needs no wait any more, as NCCL's.
+      // A barrier that needs no wait, such as NCCL's.
       if (!work && !has_message_) write_done(*entered);
     }
-    // Without a Work the current stream runs it; with one the backend's stream does, and wait() shows the end.
+    // Without a Work, the current stream runs the collective; with a Work, the backend's stream, and wait() shows the
+    // end.
     if (work) {
       remember(work, memory, *entered);
     } else if (entered->thread->generation == entered->generation) {
@@ -246,7 +246,7 @@ class Tap final : public c10::OperatorKernel {
     const int64_t peer = peer_index_ ? torch::jit::peek(stack, *peer_index_, arguments_).toInt() : kNoPeer;
     const std::string& group_name = group->getGroupName();
     CollectiveState& state = *collective_state.load();
-    // A barrier has a tensor of the device too. The end of the wait for it shows when it is complete.
+    // A barrier has a tensor of the device too. The end of the wait for the barrier shows its completion.
     const bool no_future = !has_message_ && device != c10::kCPU;
     if (!has_message_) device = c10::kCPU;
     Entered entered{&thread, generation, 0, 0, bytes, this, group.get(), peer, device, no_future};
@@ -270,7 +270,7 @@ class Tap final : public c10::OperatorKernel {
     const std::lock_guard<std::mutex> lock(state.mutex);
     if (state.generation != entered.generation) return false;
     const auto known = state.operators.find(entered.key());
-    // Another group may be at the address of a deleted one.
+    // Another group may have the address of a deleted group.
     if (known == state.operators.end() || known->second.group != group_name) return false;
     entered.name_id = known->second.name_id;
     entered.no_future |= known->second.no_future;
@@ -283,7 +283,7 @@ class Tap final : public c10::OperatorKernel {
       CollectiveState& state = *collective_state.load();
       const std::lock_guard<std::mutex> lock(state.mutex);
       if (state.generation != entered.generation) return;
-      // Older ones are rarely waited for.
+      // Older works are rarely awaited.
       if (state.works.size() >= kRecentWorks) state.older_works = std::exchange(state.works, {});
       for (const void* address : {static_cast<const void*>(work.get()), memory}) {
         state.works[address] = {entered.name_id, entered.counter, entered.device};
@@ -298,8 +298,8 @@ class Tap final : public c10::OperatorKernel {
   const bool has_message_;
 };
 
-// The kernel of `wait_tensor` and `wait_tensors`, which functional collectives wait with; of several tensors, for the
-// collective that made the first.
+// The kernel of `wait_tensor` and `wait_tensors`, which wait for functional collectives; of several tensors, only the
+// collective that made the first is recorded.
 void tap_wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::DispatchKeySet below = keys & kBelowTap;
   const at::Tensor* tensor = first_tensor(stack->back());
@@ -323,7 +323,7 @@ bool is_object(const c10::Argument& argument, const char* name) {
   return argument.type()->str().find(name) != std::string::npos;
 }
 
-// Registers the taps, for good: to take a kernel out while others dispatch is not safe.
+// Registers the taps, for good: removing a kernel while other threads dispatch is not safe.
 void register_taps() {
   taps = new torch::Library(torch::Library::IMPL, "c10d", kTapKey, __FILE__, __LINE__);
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -346,7 +346,7 @@ void register_taps() {
                                          short_name.find("barrier") == std::string::npos)));
   }
   static torch::Library functional(torch::Library::IMPL, "_c10d_functional", kTapKey, __FILE__, __LINE__);
-  for (const char* name : {"wait_tensor", "wait_tensors"}) {  // the latter is there from torch 2.15 on
+  for (const char* name : {"wait_tensor", "wait_tensors"}) {  // torch has the latter from 2.15 on
     if (!c10::Dispatcher::singleton().findSchema({std::string("_c10d_functional::") + name, ""})) continue;
     functional.impl(name, torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
   }

@@ -6,15 +6,15 @@
 
 namespace modtrace {
 
-// start_collectives(name_collective): note collectives of the session that runs. `name_collective` takes the
-// operator's name, the group's, the peer's rank (-1 where there is none) and the type of the device that runs it
-// (empty for the CPU), and returns the id of a text.
+// start_collectives(name_collective): record collectives in the running session. `name_collective` gets the names of
+// the operator and of the group, the peer's rank (-1 without a peer) and the type of the device that runs it (empty for
+// the CPU), and returns the id of a text.
 PyObject* start_collectives(PyObject*, PyObject* name);
 
-// stop_collectives(): forget what start_collectives was given. Collectives that are under way end unseen.
+// stop_collectives(): forget `name_collective`. The ends of running collectives are not recorded.
 PyObject* stop_collectives(PyObject*, PyObject*);
 
-// wrap_wait(wrapped): return what replaces the method Work.wait, and notes its enter and exit while it is active
+// wrap_wait(wrapped): return a replacement of the method Work.wait, which writes its enter and exit while it is active
 // (set_active).
 PyObject* wrap_wait(PyObject*, PyObject* wrapped);
 

@@ -8,8 +8,8 @@
 namespace modtrace {
 namespace {
 
-// What torch.compile runs this thread's frames by, replaced; of other threads it stays. Null, with no error, where
-// torch does not let it be replaced.
+// Replaces torch.compile's callback for frames of this thread, and returns the earlier one. Null, with no error, if
+// torch does not allow that.
 PyRef exchange_compiler(PyObject* compiler) {
   static PyObject* set_eval_frame = nullptr;
   if (set_eval_frame == nullptr) {
@@ -22,8 +22,8 @@ PyRef exchange_compiler(PyObject* compiler) {
   return before;
 }
 
-// Calls a Python function. torch.compile replaces the evaluation of frames, and would compile this one into the user's;
-// while it runs, frames are evaluated as usual.
+// Calls a Python function. torch.compile replaces the evaluation of frames, and would compile this function into the
+// user's; while it runs, frames are evaluated as usual.
 PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* second = nullptr,
                           PyObject* third = nullptr) {
   const bool replaced = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault;
@@ -38,15 +38,15 @@ PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* seco
   return result;
 }
 
-// Hands the pending Python error to the recording, which stops; the user's call goes on. An error that the recording
-// raises again is the user's own (an interrupt), and is pending afterwards.
+// Passes the pending Python error to the recording, which stops; the user's call goes on. If the recording raises the
+// error again, it is the user's (an interrupt), and is pending afterwards.
 void report_error(Session& session) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   PyErr_NormalizeException(&type, &value, &traceback);
   if (traceback != nullptr) PyException_SetTraceback(value, traceback);
   const PyRef owned_type = steal(type), error = steal(value), owned_traceback = steal(traceback);
-  // The session may end in there.
+  // The session may end in this call.
   const PyRef on_error = borrow(session.on_error.get());
   call_without_dynamo(on_error, error ? error.get() : Py_None);
 }
@@ -106,7 +106,7 @@ void release_session(Session& session) {
 
 PyRef ask(Session& session, const PyRef& function, PyObject* first, PyObject* second, PyObject* third) {
   const SessionRef hold(session);
-  const PyRef held = borrow(function.get());  // the session may let it go meanwhile
+  const PyRef held = borrow(function.get());  // the session may release it meanwhile
   PyRef answer = PyErr_Occurred() == nullptr ? call_without_dynamo(held, first, second, third) : PyRef();
   if (!answer) report_error(session);
   return is_active(session) ? std::move(answer) : PyRef();
@@ -114,7 +114,7 @@ PyRef ask(Session& session, const PyRef& function, PyObject* first, PyObject* se
 
 namespace {
 
-// Near the end of the stack the program goes on, as it would without.
+// Near the end of the stack, the program goes on as without modtrace.
 void forget_recursion_error() {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_RecursionError)) PyErr_Clear();
 }

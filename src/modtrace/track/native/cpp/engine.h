@@ -1,5 +1,5 @@
-// The engine: the session that records, what each thread is doing, and the backward passes that run; and writing events
-// into the ring, from any thread, with or without the interpreter's lock, which is the hot path and all inline.
+// The engine: the session that records, the state of each thread, and the backward passes that run. The functions that
+// write events into the ring, with or without the interpreter's lock, are the hot path, and all inline.
 
 #pragma once
 
@@ -30,13 +30,13 @@ struct Slot {
   std::atomic<int64_t> meta, time, value, stamp;
 };
 
-// How far back from a thread's newest sequence number boundaries are known; a bit for each number.
+// Number of sequence numbers, up to a thread's newest, whose boundaries are known; a bit for each number.
 constexpr uint64_t kSequenceWindow = 1 << 20;
 
-// A bit set over the last sequence numbers of a thread. Used by that thread alone.
+// A bit set over the last sequence numbers of a thread. Used only by that thread.
 class SequenceBoundaries {
  public:
-  // Notes that the nodes from this number on belong to another call than those before it.
+  // Notes that the nodes from this number on belong to another call than the nodes before it.
   void add(uint64_t sequence) {
     if (sequence == newest_) return;
     if (words_ == nullptr || sequence > newest_) advance(sequence);
@@ -48,10 +48,10 @@ class SequenceBoundaries {
     for (first = std::max(first, last - std::min(last, kSequenceWindow)); first <= last; ++first) add(first);
   }
 
-  // Whether boundaries are known as far back as this number, which is not above the newest.
+  // Whether boundaries are known back to this number, which is not above the newest.
   bool reaches(uint64_t sequence) const { return newest_ / 64 - sequence / 64 < kWords; }
 
-  // Whether there is one in [first, last], which the window reaches. Only where allocated().
+  // Whether there is a boundary in [first, last], which the window reaches. Only if allocated().
   bool any(uint64_t first, uint64_t last) const {
     const uint64_t first_word = first / 64, last_word = last / 64;
     const uint64_t from_first = ~uint64_t{0} << first % 64, up_to_last = ~uint64_t{0} >> (63 - last % 64);
@@ -94,135 +94,136 @@ class SequenceBoundaries {
 
 constexpr size_t kMaxConcurrentPasses = 256;
 
-// The inputs of an outermost call, or the graph of a backward pass: their number, and the next event's when operators
-// were counted with them last.
+// The inputs of an outermost call, or the graph of a backward pass: their number, and the serial number of the next
+// event when operators were last counted with them.
 struct MetInputs {
   int64_t number, counted_at;
 };
 
-// When operators are counted, see flops.h. Guarded by the interpreter's lock.
+// The state that decides when operators are counted, see flops.h. Guarded by the interpreter's lock.
 struct FlopCounting {
   std::map<std::vector<int64_t>, MetInputs> met;
   bool passes_ended = false;            // a backward pass ended since inputs were new
-  bool builds_graph = false;            // a call that is counted builds a graph, so that a pass may follow
-  int calls = 0;                        // outermost calls since inputs were new
-  int64_t calls_waited = 0;             // outermost calls while operators wait to be asked for
-  int64_t next_number = 0, graph = -1;  // of what is met next, and of the last pass's graph
+  bool builds_graph = false;            // a counted call builds a graph, so that a pass may follow
+  int calls = 0;                        // number of outermost calls since inputs were new
+  int64_t calls_waited = 0;             // number of outermost calls while operators wait for their costs
+  int64_t next_number = 0, graph = -1;  // number of the next new inputs or graph, and of the last pass's graph
 };
 
-// One recording: the ring that it writes, what it calls in Python, and the names it knows. Reached through SessionRef
-// where Python runs in between.
+// One recording: its ring, the Python functions that it calls, and the names it knows. A SessionRef holds it while
+// Python runs.
 struct Session {
   Slot* slots = nullptr;
   uint64_t capacity = 0;
-  int capacity_log2 = -1;  // of a power of two, else -1: dividing by the capacity is the dearest step of a write
+  int capacity_log2 = -1;  // -1 if not a power of two; dividing by the capacity would be the slowest step of a write
   Py_buffer buffer{};      // keeps the slots' memory
   PyRef resolve_name;      // (module, [(module, name id) of the open calls, innermost first]) → name id
-  PyRef dead;              // a list, not empty where modules died and `names` may hold what has their addresses now
+  PyRef dead;              // a list, not empty after modules died: new modules in `names` may have their addresses
   PyRef forget_dead;       // () → anything; empties it
   PyRef add_thread;        // (torch's number of the thread) → our number
   PyRef emit_sync_mark;    // () → anything
   PyRef on_error;          // (exception) → anything
-  PyRef note_call;         // (module, inputs, sequence number) → anything; see CheckpointReruns, also for the next
-  PyRef name_range;        // (name) → text id of a range, see track/ranges.py; null where ranges are left out
-  PyRef runs_again;        // (module, inputs) → whether a checkpoint makes this call
-  PyRef operator_names;    // () → names of operators with a formula, None: as before; null where none are counted
-  PyRef answer_operators;  // (how many at most) → anything; notes what those cost that wait, see track/native/flops.py
-  PyRef on_boundary;  // (what begins, None: it ends; of a call its module and inputs) → anything; null where no step is
-                      // looked at, see LineGaps
-  PyRef on_end;              // (how many, of what) → anything; calls or passes may be steps; null: not to be told
-  PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
+  PyRef note_call;         // (module, inputs, sequence number) → anything; see CheckpointReruns
+  PyRef name_range;        // (name) → text id of a range, see track/ranges.py; null if ranges are not recorded
+  PyRef runs_again;        // (module, inputs) → whether a checkpoint makes this call, see CheckpointReruns
+  PyRef operator_names;    // () → names of operators with a formula, None: unchanged; null if none are counted
+  PyRef answer_operators;  // (maximum number) → anything; writes the costs of waiting operators, see flops.py
+  PyRef on_boundary;  // (name of the start, or None: an end; for a call its module and inputs) → anything; null unless
+                      // a step is sampled, see LineGaps
+  PyRef on_end;              // (number, kind) → anything; called while calls or passes may be steps; may be null
+  PyRef begin_device_times;  // () → True, or anything to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
       names;                                            // module → (parent's name id, name id)
-  std::vector<int64_t> forward_calls, recompute_calls;  // so far, by name id
-  std::vector<bool> on_device;                          // by name id, whether calls get events of the device
+  std::vector<int64_t> forward_calls, recompute_calls;  // numbers of calls so far, by name id
+  std::vector<bool> on_device;                          // by name id, whether calls get device events
   FlopCounting flops;
   bool steps_told = false;          // whether the user or an optimizer ended a training step
-  int64_t gradient_passes[2] = {};  // how many passes added gradients to those of leaf tensors, or returned them
-  int64_t outermost_calls = 0;      // how many have ended on any thread
+  int64_t gradient_passes[2] = {};  // numbers of passes that accumulated gradients in leaf tensors, or returned them
+  int64_t outermost_calls = 0;      // number of outermost calls that have ended, on any thread
   int references = 1;               // guarded by the interpreter's lock
 };
 
-// A module call that has begun and not ended.
+// A module call that was entered and not yet exited.
 struct OpenCall {
   PyRef module;
   int64_t name_id;
-  int graph_task;                 // that runs where it was entered
-  int64_t exit_meta, exit_value;  // of its exit event; the value still without the sequence number
+  int graph_task;                 // id of the graph task in which it was entered
+  int64_t exit_meta, exit_value;  // words of its exit event; the value has no sequence number yet
 };
 
-// What one greenlet is doing, or a thread that has none.
+// The state of a greenlet, or of a thread without greenlets.
 struct GreenletState {
-  uint64_t generation = 0;        // of the session that all below belongs to
-  int64_t meta_bits = 0;          // its number, where meta has it
-  int open_passes = 0;            // backward passes that it has called and not returned from
-  int optimizer_steps = 0;        // ranges of optimizers that it is in
-  int64_t range_expected_ns = 0;  // when torch began to prepare its next range; 0: not known
-  int64_t pass_expected_ns = 0;   // the same of its next backward pass
+  uint64_t generation = 0;        // number of the session to which the fields below belong
+  int64_t meta_bits = 0;          // its number, at its position in meta
+  int open_passes = 0;            // number of backward passes that it has called and that have not returned
+  int optimizer_steps = 0;        // number of open optimizer ranges
+  int64_t range_expected_ns = 0;  // time at which torch started to prepare its next range; 0: not known
+  int64_t pass_expected_ns = 0;   // time at which torch started to prepare its next backward pass; 0: not known
   std::vector<OpenCall> open_calls;
 };
 
 // The greenlets of a thread. Guarded by the interpreter's lock.
 struct Greenlets {
-  PyRef running;  // a weak reference to the one that the thread's state is of; null before the first was seen
+  PyRef running;  // a weak reference to the greenlet of the thread's state; null before the first was seen
   std::unordered_map<PyObject*, std::pair<PyRef, GreenletState>> suspended;  // by weak reference, which it holds
-  size_t pruned_at = 64;  // how many of them are looked through for dead ones
-  PyRef traced_before;    // what greenlet.settrace had on this thread, called after ours
-  bool tracing = false;   // while ours is called
+  size_t pruned_at = 64;  // number of suspended greenlets at which dead ones are removed
+  PyRef traced_before;    // the earlier function of greenlet.settrace on this thread, called after ours
+  bool tracing = false;   // whether that function runs
 };
 
-// What one thread is doing. Never freed: `stop` looks at all of them, and a thread may end at any time.
+// The state of a thread. Never freed: `stop` reads the states of all threads, and a thread may end at any time.
 struct ThreadState : GreenletState {
-  std::atomic<bool> busy{false};         // while it writes without the interpreter's lock
-  uint64_t noted_generation = 0;         // of the session that all below belongs to, but for the boundaries
-  uint64_t noted_sequence = UINT64_MAX;  // at the last call that `note_call` was told of
+  std::atomic<bool> busy{false};         // whether it writes without the interpreter's lock
+  uint64_t noted_generation = 0;         // number of the session of the fields below, except the boundaries
+  uint64_t noted_sequence = UINT64_MAX;  // sequence number at the last call of `note_call`
   SequenceBoundaries boundaries;
-  SequenceBoundaries device_boundaries;                     // of the calls that get events of the device
-  std::map<std::string, int64_t, std::less<>> range_names;  // the ids of those that it has met in this session
-  std::unordered_map<std::string, int64_t> operators;       // their numbers, by name and inputs, in this session
+  SequenceBoundaries device_boundaries;                     // boundaries of calls that get device events
+  std::map<std::string, int64_t, std::less<>> range_names;  // ids of the range names of this session so far
+  std::unordered_map<std::string, int64_t> operators;       // numbers of this session's operators, by name and inputs
   Greenlets greenlets;
   ThreadState* next = nullptr;  // in the list of all threads
 };
 
-// A backward pass with hooks on its segments. The hooks outlive it where the graph is retained, and do nothing then.
+// A backward pass with hooks on its segments. If the graph is retained, the hooks outlive the pass, and do nothing.
 struct BackwardPass {
   std::atomic<uint64_t> number{0};  // 0: the slot is free
   std::atomic<bool> begun{false}, over{false};
-  // Set by the first hook that runs. Another one that runs the same nodes from within, or beside, does not count.
+  // Set by the first hook that runs. A nested or parallel graph task that runs the same nodes does not count.
   std::atomic<int> graph_task{-1};
-  bool device_times = false;  // whether an event of the device is recorded when it is over
+  bool device_times = false;  // whether a device event is recorded at its end
 };
 
 struct EngineState {
   std::atomic<Session*> active_session{nullptr};
   std::atomic<uint64_t> next_serial{0};
-  // Number of the session; changes only while none is active, so whoever acquires a session sees its number.
+  // Number of the session; changes only while no session is active, so a thread that acquires a session sees its
+  // number.
   std::atomic<uint64_t> generation{0};
   std::atomic<ThreadState*> threads{nullptr};
   std::atomic<bool> device_times_active{false};
   std::atomic<bool> ranges_active{false};
-  std::atomic<int64_t> last_range{0};  // the highest number that a range had
+  std::atomic<int64_t> last_range{0};  // the highest number of a range so far
 
   std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;  // by number modulo
   std::array<std::atomic<int>, kMaxConcurrentPasses>
-      hooked_graph_tasks;  // by task modulo: one more than that whose nodes hooks see
+      hooked_graph_tasks;  // by task modulo: id + 1 of the task whose nodes are hooked
 
   // Guarded by the interpreter's lock.
-  uint64_t last_pass = 0;            // the highest number that a pass had
-  int64_t pass_calls = 0;            // how often what runs a pass was called
-  int running_passes = 0;            // of all threads
-  int observed_passes = 0;           // of these, those that need the observer
+  uint64_t last_pass = 0;            // the highest number of a hooked pass so far
+  int64_t pass_calls = 0;            // number of calls that run a pass so far
+  int running_passes = 0;            // number of running passes, on all threads
+  int observed_passes = 0;           // number of running passes that need the observer
   bool device_shared = false;        // whether passes of several threads ever ran on devices at once
-  PyObject* call_wrapper = nullptr;  // the wrapper of nn.Module.__call__ whose calls are noted, or null
-  PyObject* wrapped_call = nullptr;  // what it wraps
-  PyObject* get_greenlet = nullptr;  // greenlet.getcurrent, or null where that is not imported
+  PyObject* call_wrapper = nullptr;  // the wrapper of nn.Module.__call__ whose calls are recorded, or null
+  PyObject* wrapped_call = nullptr;  // the function that it wraps
+  PyObject* get_greenlet = nullptr;  // greenlet.getcurrent, or null if it is not imported
 };
 
 // Never destroyed: threads that the end of the process does not wait for may still write.
 static_assert(std::is_trivially_destructible_v<EngineState>);
 inline EngineState engine;
 
-// Makes the state of a thread that had none, and puts it on the list.
+// Makes the state of a new thread, and adds it to the list.
 ThreadState* add_thread_state();
 
 inline ThreadState& this_thread() {
@@ -254,12 +255,12 @@ inline int64_t monotonic_ns() {
   return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
-// Fills the slot of this serial number. Meta goes first and the stamp last, by which a reader tells half a slot.
-// `time`: what it says in place of now, monotonic ns.
+// Fills the slot of this serial number. It writes meta first and the stamp last, so that a reader detects a
+// half-written slot. `time`: the event's time if it is not now, in monotonic ns.
 inline void write_slot(Session& session, uint64_t serial, int64_t meta, int64_t value, int64_t time = 0) {
   const uint64_t lap = session.capacity_log2 >= 0 ? serial >> session.capacity_log2 : serial / session.capacity;
   Slot& slot = session.slots[serial - lap * session.capacity];
-  // The ring is larger than the caches, and taking the next serial waits for this slot's line: fetch lines ahead.
+  // The ring is larger than the caches, and the next serial waits for this slot's line: fetch lines ahead.
   __builtin_prefetch(&slot + kPrefetchSlots, 1);
   slot.meta.store(static_cast<int64_t>((lap & kLapMask) << kLapShift) | meta, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
@@ -268,13 +269,13 @@ inline void write_slot(Session& session, uint64_t serial, int64_t meta, int64_t 
   slot.stamp.store(static_cast<int64_t>(serial + 1), std::memory_order_release);
 }
 
-// Meta of a sample of memory on the thread of this meta.
+// Meta of a memory sample on the thread of this meta.
 inline int64_t sample_meta(int64_t meta) {
   return memory.sample_meta.load(std::memory_order_relaxed) |
          (meta & static_cast<int64_t>(kThreadMask << kThreadShift));
 }
 
-// Writes from a thread that holds the interpreter's lock, which `stop` needs too. `time`: as of `write_slot`.
+// Writes from a thread that holds the interpreter's lock, which `stop` needs too. `time`: see `write_slot`.
 inline void write_with_gil(Session& session, int64_t meta, int64_t value, int64_t time = 0) {
   if (C10_UNLIKELY(memory.counting.load(std::memory_order_relaxed))) {
     sample_memory([&](int64_t bytes) {
@@ -284,31 +285,31 @@ inline void write_with_gil(Session& session, int64_t meta, int64_t value, int64_
   write_slot(session, engine.next_serial.fetch_add(1, std::memory_order_relaxed), meta, value, time);
 }
 
-constexpr int64_t kMaxPreparationNs = 1'000'000;  // longer, and something else came in between
+constexpr int64_t kMaxPreparationNs = 1'000'000;  // after a longer time, the event is not the prepared one
 
-// Notes that torch prepares what begins with this thread's next event of a kind. Where memory is counted nothing is
-// noted: a sample belongs to the moment at which the event is written.
+// Notes that torch prepares this thread's next event of a kind. If memory is counted, nothing is noted: a sample
+// belongs to the moment at which the event is written.
 inline void expect(int64_t& expected_ns) {
   expected_ns = memory.counting.load(std::memory_order_relaxed) ? 0 : monotonic_ns();
 }
 
-// Returns when that was, and forgets it; 0 if it is not known.
+// Returns the noted time, and forgets it; 0 if it is not known.
 inline int64_t take_expected(int64_t& expected_ns) {
   const int64_t time = std::exchange(expected_ns, 0);
   return time != 0 && monotonic_ns() - time < kMaxPreparationNs ? time : 0;
 }
 
-// Writes who holds memory, where it is counted, before a step ends, or before a call where nothing ends steps.
+// If memory is counted, writes the bytes of each owner: before a step ends, or before a call if nothing ends steps.
 inline void write_held(Session& session, const ThreadState& thread) {
   if (C10_LIKELY(!memory.counting.load(std::memory_order_relaxed))) return;
   sample_held(false, [&](int64_t meta, int64_t value) { write_with_gil(session, meta | thread.meta_bits, value); });
 }
 
-// Writes from a thread that does not hold the interpreter's lock, into the session of this generation only. `meta` has
-// the thread's number. `stop` waits for those that are busy.
+// Writes from a thread that does not hold the interpreter's lock, only into the session of this generation. `meta` has
+// the thread's number. `stop` waits for busy threads.
 inline void write_one_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value,
                                   int64_t time = 0) {
-  // Without a session to write to it must not take a serial: the reader would miss an event.
+  // Without a session it must not take a serial: the reader would miss an event.
   if (C10_UNLIKELY(generation != current_generation())) return;
   thread.busy.store(true, std::memory_order_relaxed);
   // Taking the serial is a full fence: `stop` either sees us busy, or we see that there is no session.
@@ -323,7 +324,7 @@ inline void write_one_without_gil(ThreadState& thread, uint64_t generation, int6
   thread.busy.store(false, std::memory_order_release);
 }
 
-// The same, after a sample of memory where that is counted. An event of an earlier time has none.
+// The same, after a memory sample if memory is counted. An event of an earlier time has no sample.
 inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value, int64_t time = 0) {
   if (C10_UNLIKELY(memory.counting.load(std::memory_order_relaxed)) && time == 0 &&
       generation == current_generation()) {
@@ -332,28 +333,27 @@ inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t 
   write_one_without_gil(thread, generation, meta, value, time);
 }
 
-// The same for a thread of the running session; `meta` without its number.
+// The same for a thread of the running session; `meta` has no thread number.
 inline void write_without_gil(ThreadState& thread, int64_t meta, int64_t value) {
   write_without_gil(thread, thread.generation, meta | thread.meta_bits, value);
 }
 
-// Lets the thread's state be that of the greenlet that runs. Needs the interpreter's lock; a pending error stays.
+// Exchanges the thread's state for that of the running greenlet. Needs the interpreter's lock; a pending error stays.
 void find_greenlet(ThreadState& thread);
 
-// The same where greenlets may have switched.
+// The same if greenlets may have switched.
 inline void follow_greenlet(ThreadState& thread) {
   if (C10_UNLIKELY(engine.get_greenlet != nullptr)) find_greenlet(thread);
 }
 
-// Gives the thread its number in this session; false where that failed or the session ended. Needs the interpreter's
-// lock.
+// Gives the thread its number in this session; false if that failed or the session ended. Needs the interpreter's lock.
 bool register_thread(Session& session, ThreadState& thread);
 
-// The same for a thread that does not hold the lock, and that the interpreter may not know. It must not be busy: `stop`
-// may hold the lock and wait for it.
+// The same for a thread that does not hold the lock, and that the interpreter may not know. The thread must not be
+// busy: `stop` may hold the lock and wait for it.
 void register_thread_without_gil(ThreadState& thread);
 
-// This thread, with its number where it can have one. For threads that do not hold the interpreter's lock.
+// This thread, with a number if possible. For threads that do not hold the interpreter's lock.
 inline ThreadState& registered_thread() {
   ThreadState& thread = this_thread();
   if (C10_UNLIKELY(thread.generation != current_generation())) register_thread_without_gil(thread);
@@ -363,7 +363,7 @@ inline ThreadState& registered_thread() {
 // Ends the open calls above this height of the thread's stack, without writing their exits.
 inline void drop_open_calls(ThreadState& thread, size_t height) {
   while (thread.open_calls.size() > height) {
-    // Taken off before it dies: what dies with a module can run any code, also calls of modules.
+    // Removed before it dies: a dying module can run any code, also calls of modules.
     const PyRef module = std::move(thread.open_calls.back().module);
     thread.open_calls.pop_back();
   }
@@ -383,22 +383,22 @@ class SessionRef {
   Session& session_;
 };
 
-// Calls a Python function of ours for a session, unless making its arguments has failed. Null where that or the call
-// failed, which is reported, or the session has ended. Needs the interpreter's lock.
+// Calls a Python function of ours for a session, unless making its arguments has failed. Null if that or the call
+// failed, which is reported, or if the session has ended. Needs the interpreter's lock.
 PyRef ask(Session& session, const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr,
           PyObject* third = nullptr);
 
-// Tells Python what begins here outside of the thread's calls of modules, or with null that it ends, where a step is
-// looked at; of a call its module and the tuple of what that gets. Of calls inside others only the begin is told, as
-// kInnerCall. A pending error stays; else an interrupt meanwhile is pending then, and who calls this raises it. The
-// session may end in there. Needs the interpreter's lock.
+// In a sampled step, reports to Python the start of a range, pass or outermost call, or with null its end; for a call
+// also its module and the tuple of its inputs. For calls inside others, only the start is reported, as kInnerCall. A
+// pending error stays; else an interrupt meanwhile is pending, and the caller raises it. The session may end meanwhile.
+// Needs the interpreter's lock.
 void ask_at_boundary(Session& session, const char* begins, PyObject* module = nullptr, PyObject* inputs = nullptr);
 inline void tell_boundary(Session& session, const char* begins) {
   if (C10_UNLIKELY(static_cast<bool>(session.on_boundary))) ask_at_boundary(session, begins);
 }
 
-// Tells Python that so many of a kind have ended that may be steps, where nothing else ends steps: after 1, 2, 4 … of
-// them, and one more; not where an error is pending. An interrupt meanwhile is pending then: who calls this raises it.
+// Reports to Python the number of ended calls or passes, which are steps if nothing else ends steps: at 1, 2, 4 … and
+// at one more; not if an error is pending. An interrupt meanwhile is pending, and the caller raises it.
 void ask_at_end(Session& session, int64_t number, const char* kind);
 inline void tell_end(Session& session, int64_t number, const char* kind) {
   if (session.steps_told || !session.on_end || ((number & (number - 1)) != 0 && ((number - 1) & (number - 2)) != 0))
@@ -406,8 +406,8 @@ inline void tell_end(Session& session, int64_t number, const char* kind) {
   ask_at_end(session, number, kind);
 }
 
-// Has the pending error, if there is one, raised in the main thread: that of a handler of a signal, which ran while
-// torch called us where nothing can be raised.
+// Lets the main thread raise the pending error, if there is one. It comes from a signal's handler that ran in a
+// callback of torch, where nothing can be raised.
 void raise_later();
 
 }  // namespace modtrace

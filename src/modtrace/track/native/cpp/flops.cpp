@@ -31,19 +31,19 @@ namespace modtrace {
 namespace {
 
 constexpr size_t kMaxInputs = 4096;
-constexpr int kMaxValues = 1024;  // of one call's inputs, with those in containers
+constexpr int kMaxValues = 1024;  // maximum number of values in a call's inputs, including those in containers
 constexpr size_t kMaxKnownOperators = 1 << 16;
 constexpr int kMaxDepth = 4;
 constexpr size_t kUsualKey = 256;
 constexpr int kMaxCallsWithoutPass = 16;
 constexpr int64_t kMaxWaiting = 1024;
-constexpr int64_t kCallsPerQuestion = 4;  // so that few calls take longer, and none by much
-// As the marks of graph_number.h.
+constexpr int64_t kCallsPerQuestion = 4;  // number of calls per computed cost, so that no call gets much slower
+// Like the marks of graph_number.h.
 constexpr int64_t kPassMark = -4, kRerunMark = -5;
 
 // --- Which calls are counted ---
 
-// Whether the sizes of a tensor take Python to tell, or are none.
+// Whether the sizes of a tensor need Python, or do not exist.
 bool has_no_sizes(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_python_dispatch() || tensor.is_nested();
 }
@@ -54,8 +54,8 @@ void add_shape(std::vector<int64_t>& key, const at::Tensor& tensor) {
   key.insert(key.end(), tensor.sizes().begin(), tensor.sizes().end());
 }
 
-// Adds what of an argument decides which operators run, unless it holds more values than `left`. Of containers alone no
-// code of the user's runs.
+// Adds the facts of an argument that decide which operators run, up to `left` values. Only plain containers are opened,
+// so that no code of the user's runs.
 void add_input(std::vector<int64_t>& key, PyObject* input, int depth, int& left) {
   if (--left < 0) return;
   if (THPVariable_Check(input)) {
@@ -81,12 +81,12 @@ void add_input(std::vector<int64_t>& key, PyObject* input, int depth, int& left)
 
 using OperatorNames = std::set<std::string, std::less<>>;
 
-// What is counted, replaced as a whole and never freed: any thread may look at it.
+// The names of counted operators, replaced as a whole and never freed: any thread may read them.
 std::atomic<const OperatorNames*> counted_operators{nullptr};
 Observer operators;
 std::atomic<bool> counting{false};
 
-// Asks Python which operators have a formula. False where that failed or the session ended.
+// Asks Python for the operators with a formula. False if that failed or the session ended.
 bool ask_operators(Session& session) {
   const PyRef found = ask(session, session.operator_names);
   if (!found) return false;
@@ -108,34 +108,34 @@ void write_counting(Session& session, const ThreadState& thread, int64_t value) 
 
 // --- The operators ---
 
-thread_local int open_operators = 0;  // that are counted: those inside are a part of them
+thread_local int open_operators = 0;  // number of open counted operators: inner operators do not count
 
-// An operator whose cost is not known.
+// An operator with unknown cost.
 struct UnknownOperator {
-  int64_t number = 0, bytes = 0;  // that its tensors have
+  int64_t number = 0, bytes = 0;  // its number, and the bytes of its tensors
   uint64_t generation;
   std::string name, overload, device;
   std::vector<c10::IValue> inputs, outputs;
   UnknownOperator* next = nullptr;
 };
 
-std::atomic<UnknownOperator*> noted{nullptr};  // by any thread, the newest first
-UnknownOperator* taken = nullptr;              // the next ones to ask for; guarded by the interpreter's lock
-std::atomic<int64_t> waiting{0};               // how many there are of both
+std::atomic<UnknownOperator*> noted{nullptr};  // operators that any thread added, the newest first
+UnknownOperator* taken = nullptr;              // the next operators for Python; guarded by the interpreter's lock
+std::atomic<int64_t> waiting{0};               // number of operators in both lists
 std::atomic<int64_t> last_number{0};
 
 struct OpenOperator final : at::ObserverContext {
   explicit OpenOperator(uint64_t session) : generation(session) { ++open_operators; }
   ~OpenOperator() override { --open_operators; }
   uint64_t generation;
-  int64_t number = 0;  // 0 where it has none yet
-  std::string key;     // only then, and the next
+  int64_t number = 0;  // 0 if it has no number yet; only then it has the next two
+  std::string key;
   std::unique_ptr<UnknownOperator> unknown;
 };
 
 constexpr c10::DispatchKeySet kBatched({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched});
 
-// Whether another operator inside has the tensors that are computed with, or there are none.
+// Whether the tensor is a wrapper: an inner operator computes with the real tensors, or there are none.
 bool is_wrapper(const at::Tensor& tensor) {
   static constexpr c10::DispatchKeySet kWrappers(
       {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
@@ -148,14 +148,14 @@ bool is_wrapper(const at::Tensor& tensor) {
 
 void add_number(std::string& key, int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof number); }
 
-// Calls `take` with each size of a tensor, and whether all along it is one place in memory.
+// Calls `take` with each size of a tensor, and whether the dimension is expanded: all its elements are one.
 template <typename Take>
 void each_size(const at::Tensor& tensor, Take take) {
   const at::IntArrayRef sizes = tensor.sizes(), strides = tensor.layout() == at::kStrided ? tensor.strides() : sizes;
   for (size_t i = 0; i < sizes.size(); ++i) take(sizes[i], sizes[i] > 1 && strides[i] == 0);
 }
 
-// How many bytes an operator has to read or write at least for a value.
+// The minimum number of bytes that an operator reads or writes for a value.
 int64_t bytes_of(const c10::IValue& value) {
   int64_t bytes = 0;
   if (value.isTensor()) {
@@ -169,8 +169,7 @@ int64_t bytes_of(const c10::IValue& value) {
   return bytes;
 }
 
-// Adds all that a formula can ask of a value, and what its bytes are known by. False where one of its tensors is a
-// wrapper.
+// Adds all facts of a value that a formula or the number of bytes can depend on. False if a tensor is a wrapper.
 bool add_value(std::string& key, const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -199,7 +198,7 @@ bool add_value(std::string& key, const c10::IValue& value) {
   return true;
 }
 
-// The same value without what tensors hold.
+// The same value without the data of tensors.
 c10::IValue as_meta(const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -217,7 +216,7 @@ c10::IValue as_meta(const c10::IValue& value) {
 
 using Values = c10::ArrayRef<const c10::IValue>;
 
-// The last values of an operator's stack: a boxed call can have others below.
+// The last values of an operator's stack: a boxed call can have other values below.
 template <typename Stack>
 Values last(const Stack& stack, size_t count) {
   return Values(stack.data(), stack.size()).slice(stack.size() - std::min(count, stack.size()));
@@ -232,11 +231,11 @@ PyRef as_python(Values values) {
   return list;
 }
 
-// Gives an operator a number, and notes it among those to ask for.
+// Gives an operator a number, and adds it to the operators with unknown costs.
 int64_t note_unknown(ThreadState& thread, OpenOperator& open, Values outputs) {
   UnknownOperator& unknown = *open.unknown;
   for (const c10::IValue& output : outputs) {
-    if (unknown.overload != "out") unknown.bytes += bytes_of(output);  // there it is an input too
+    if (unknown.overload != "out") unknown.bytes += bytes_of(output);  // an `out` tensor is an input too
     unknown.outputs.push_back(as_meta(output));
   }
   const int64_t number = unknown.number = last_number.fetch_add(1) + 1;
@@ -250,7 +249,7 @@ int64_t note_unknown(ThreadState& thread, OpenOperator& open, Values outputs) {
   return number;
 }
 
-// Asks Python what some operators cost. False where that failed or the session ended.
+// Lets Python compute the costs of up to `at_most` operators. False if that failed or the session ended.
 bool ask_operators_cost(Session& session, int64_t at_most) {
   const SessionRef hold(session);
   const PyRef limit = steal(PyLong_FromLongLong(at_most));
@@ -300,7 +299,7 @@ void on_operator_end(const at::RecordFunction& function, at::ObserverContext* co
   auto* open = static_cast<OpenOperator*>(context);
   if (open == nullptr) return;
   const auto outputs = last(function.outputs(), function.num_outputs());
-  // One that raised, as the last of a checkpoint does, has computed nothing.
+  // An operator that raised, such as the last of a checkpoint, has computed nothing.
   if (outputs.empty() && function.num_outputs() > 0) return;
   ThreadState& thread = this_thread();
   if (thread.generation != open->generation) return;
@@ -352,12 +351,13 @@ PyObject* take_operators(PyObject*, PyObject* at_most) {
 namespace {
 
 struct Met {
-  int64_t number = kNotMet;  // the same for what is alike
-  bool is_counted = false;   // whether operators are counted from now on for its sake
+  int64_t number = kNotMet;  // the same for equal keys
+  bool is_counted = false;   // whether operators are counted from now on because of it
 };
 
-// Notes what decides which operators run, and begins counting where that is new, or was counted long ago: what was
-// counted is overwritten some time. `always`: not all of it is known.
+// Looks up a key of the facts that decide which operators run. Starts counting if the key is new, or was counted so
+// long ago that the ring may have lost the events. `always`: start even if it is known, since the key misses some
+// facts.
 Met meet(Session& session, ThreadState& thread, std::vector<int64_t>&& key, bool builds_graph, bool always) {
   FlopCounting& state = session.flops;
   auto met = state.met.find(key);
@@ -388,7 +388,7 @@ Met meet(Session& session, ThreadState& thread, std::vector<int64_t>&& key, bool
 // torch.func hides the sizes of batches.
 bool hides_sizes() { return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode); }
 
-// The same of one gradient for a pass: `autograd.grad(…, is_grads_batched=True)`.
+// Whether a gradient for a pass has a hidden batch size: `autograd.grad(…, is_grads_batched=True)`.
 bool is_batched(PyObject* gradient) {
   return THPVariable_Check(gradient) && THPVariable_Unpack(gradient).key_set().has_any(kBatched);
 }
@@ -424,7 +424,7 @@ void meet_pass(Session& session, ThreadState& thread, PyObject* const* args, Py_
   try {
     is_known = is_known && graph.add_outputs(args[0]) && graph.add_inputs(args[4]);
   } catch (const std::exception&) {
-    is_known = false;  // torch itself will say what is wrong with the graph
+    is_known = false;  // torch itself will report the error in the graph
   }
   for (Py_ssize_t i = 0; is_known && PyTuple_Check(args[1]) && i < PyTuple_GET_SIZE(args[1]); ++i) {
     is_known = !is_batched(PyTuple_GET_ITEM(args[1], i));

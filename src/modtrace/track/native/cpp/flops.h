@@ -1,8 +1,8 @@
-// FLOPs: operators that have a formula, seen by torch's own callbacks while operators are counted. They are counted
-// from an outermost call with inputs that were not met yet until its backward is over, and in a backward pass through a
-// graph that was not; else the callback is disabled.
-// In operators nothing of Python runs: each is noted with a number, the same for the same inputs, and what a number
-// costs is asked later, between the user's calls.
+// FLOPs: operators with a formula, seen by torch's own callbacks while operators are counted. Counting starts with an
+// outermost call that has new inputs, and lasts until its backward ends, or starts with a backward pass through a new
+// graph. In between, the callback is disabled.
+// No Python runs inside operators: each is written with a number, the same for the same inputs. The cost of a number is
+// computed later, between the user's calls.
 
 #pragma once
 
@@ -15,29 +15,30 @@ constexpr int64_t kNotMet = -1;
 // Gives torch the callback, disabled, once per process.
 void watch_operators();
 
-// Lets the session that runs count operators: see track/native/flops.py.
+// Lets the running session count operators: see track/native/flops.py.
 PyObject* start_flops(PyObject* module, PyObject* args);
 
-// take_operators(at_most): (number, name, overload, device, bytes, inputs, outputs) of operators whose cost is not
-// known; their tensors are on meta. Each is returned once.
+// take_operators(at_most): (number, name, overload, device, bytes, inputs, outputs) of operators with unknown costs;
+// their tensors are on meta. Each operator is returned once.
 PyObject* take_operators(PyObject* module, PyObject* at_most);
 
-// Notes that an outermost call begins, and begins or ends counting. Returns the number of its inputs: the same for
-// calls of the same module with inputs of the same shapes; kNotMet where there is none. Needs the interpreter's lock,
-// and runs Python where counting begins, and while there are operators to ask for: the session may end.
+// Handles the start of an outermost call: starts or ends counting. Returns the number of its inputs, which is the same
+// for calls of the same module with inputs of the same shapes; kNotMet if there is none. Needs the interpreter's lock,
+// and may run Python, so the session may end.
 //
-// args: of the call, keyword arguments last.
+// args: the call's arguments, keyword arguments last.
 int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool is_training, PyObject* const* args,
                     size_t count);
 
-// Notes that a backward pass begins, called with these arguments of `run_backward`, and counts from here on where none
-// went through the same graph. Writes the number of the graph. As above.
+// Handles the start of a backward pass with these arguments of `run_backward`: starts counting if no pass went through
+// the same graph. Writes the number of the graph. It has the same needs as `meet_inputs`.
 void meet_pass(Session& session, ThreadState& thread, PyObject* const* args, Py_ssize_t count);
 
-// Notes that a checkpoint runs a call again, and counts from here on where the pass has not done so before. As above.
+// Handles a call that a checkpoint runs again: starts counting if the pass has not run it before. It has the same needs
+// as `meet_inputs`.
 void meet_rerun(Session& session, ThreadState& thread, int64_t name_id);
 
-// Counts no more. Needs the interpreter's lock.
+// Stops counting. Needs the interpreter's lock.
 void stop_counting();
 
 }  // namespace modtrace

@@ -14,14 +14,14 @@
 
 namespace modtrace {
 
-// No size of a tensor is below zero, and no name of a module.
+// Below zero, unlike sizes of tensors and ids of module names.
 constexpr int64_t kNestingMark = -2, kOtherMark = -3;
 
-// A number for all that decides what a backward pass computes: the kinds, shapes and edges of the nodes that its
-// outputs lead to, when they were made, by which modules of the same shapes differ, and which gradients are asked for.
+// A hash of the facts that decide the work of a backward pass: the kinds, shapes and edges of the nodes to which its
+// outputs lead; the nodes' sequence numbers, which differ for modules of the same shapes; and the requested gradients.
 class GraphNumber {
  public:
-  // False where one of these is no tensor, but an edge of the graph.
+  // False if an output is not a tensor, but an edge of the graph.
   bool add_outputs(PyObject* outputs) {
     const bool are_tensors = add_tensors(outputs, true);
     for (size_t i = 0; i < nodes_.size(); ++i) add_node(*nodes_[i]);
@@ -61,7 +61,7 @@ class GraphNumber {
     add(reinterpret_cast<int64_t>(kind));
     if (const uint64_t sequence = node.sequence_nr(); sequence != UINT64_MAX)
       add(static_cast<int64_t>(sequence - base_));
-    // Those of Python's functions are of one kind.
+    // All nodes of Python functions have the same C++ type.
     if (std::strstr(kind, "PyNode") != nullptr) add(static_cast<int64_t>(std::hash<std::string>()(node.name())));
     for (uint32_t i = 0; i < node.num_inputs(); ++i) {
       const auto& metadata = node.input_metadata(i);

@@ -18,7 +18,7 @@ bool is_busy(const GreenletState& state) {
   return state.generation == current_generation() && (!state.open_calls.empty() || state.open_passes > 0);
 }
 
-// Notes that the nodes from now on are made by another greenlet, where one of the two is in a call.
+// Writes that another greenlet makes the nodes from now on, if one of the two is in a call.
 void write_switch(ThreadState& thread, bool was_busy, int64_t left_bits) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   const bool goes_on = is_busy(thread);
@@ -32,7 +32,7 @@ void write_switch(ThreadState& thread, bool was_busy, int64_t left_bits) {
                  static_cast<int64_t>(sequence & kSequenceMask));
 }
 
-// Takes out what is known of greenlets that are dead.
+// Removes and returns the states of dead greenlets.
 std::vector<std::pair<PyRef, GreenletState>> take_dead(Greenlets& greenlets) {
   std::vector<std::pair<PyRef, GreenletState>> dead;
   for (auto entry = greenlets.suspended.begin(); entry != greenlets.suspended.end();) {
@@ -48,12 +48,12 @@ std::vector<std::pair<PyRef, GreenletState>> take_dead(Greenlets& greenlets) {
   return dead;
 }
 
-// Lets the thread's state be that of this greenlet. Returns whether it was another's.
+// Exchanges the thread's state for that of this greenlet. Returns whether it was another greenlet's.
 bool exchange(ThreadState& thread, PyObject* greenlet) {
-  PyRef running = steal(PyWeakref_NewRef(greenlet, nullptr));  // of an object there is one, as long as it is held
+  PyRef running = steal(PyWeakref_NewRef(greenlet, nullptr));  // the same reference for an object, while it is held
   Greenlets& greenlets = thread.greenlets;
   if (!running || running.get() == greenlets.running.get()) return false;
-  std::vector<std::pair<PyRef, GreenletState>> dead;  // freed last: what dies there can run any code
+  std::vector<std::pair<PyRef, GreenletState>> dead;  // freed last: dying objects can run any code
   if (greenlets.suspended.size() >= greenlets.pruned_at) dead = take_dead(greenlets);
   const bool was_busy = is_busy(thread);
   const int64_t left_bits = thread.meta_bits;
@@ -73,7 +73,7 @@ bool exchange(ThreadState& thread, PyObject* greenlet) {
   return true;
 }
 
-// The greenlet that a thread begins with.
+// The first greenlet of a thread.
 PyRef main_greenlet(PyRef greenlet) {
   while (greenlet) {
     PyRef parent = steal(PyObject_GetAttrString(greenlet.get(), "parent"));
@@ -89,7 +89,7 @@ PyObject* trace(PyObject*, PyObject* args) {
   const PyRef before = borrow(thread.greenlets.traced_before.get());
   PyObject *origin, *target;
   const char* event;
-  if (thread.greenlets.tracing) Py_RETURN_NONE;  // what was there before us calls us
+  if (thread.greenlets.tracing) Py_RETURN_NONE;  // the earlier function calls us
   if (engine.active_session.load(std::memory_order_relaxed) != nullptr && thread.greenlets.running &&
       PyArg_ParseTuple(args, "s(OO)", &event, &origin, &target)) {
     exchange(thread, target);
@@ -120,7 +120,7 @@ void find_greenlet(ThreadState& thread) {
   PyRef greenlet = steal(PyObject_CallNoArgs(engine.get_greenlet));
   if (greenlet) {
     if (!thread.greenlets.running) {
-      // Before greenlet was imported, all that the thread did was done by its main one.
+      // The thread's state from before greenlet was imported belongs to its main greenlet.
       const PyRef main = main_greenlet(borrow(greenlet.get()));
       thread.greenlets.running = steal(PyWeakref_NewRef(main.get(), nullptr));
       begin_trace(thread.greenlets);
@@ -143,7 +143,7 @@ PyObject* follow_greenlets(PyObject*, PyObject* args) {
   set_trace = settrace;
   Py_INCREF(get_current);
   engine.get_greenlet = get_current;
-  find_greenlet(this_thread());  // as the calls that are open now are of the main greenlet
+  find_greenlet(this_thread());  // the calls that are open now belong to the main greenlet
   Py_RETURN_NONE;
 }
 

@@ -1,7 +1,7 @@
-// Greenlets: threads of Python that take turns on one thread of the system, as those of gevent do.
+// Greenlets: Python threads that alternate on one thread of the system, such as those of gevent.
 //
-// Each has open calls of its own. greenlet calls us where a thread changes from one to another (greenlet.settrace), and
-// the thread's state is exchanged. Whoever has replaced our function there is found at the next call of a module.
+// Each has its own open calls. `greenlet` calls us when a thread switches between greenlets (greenlet.settrace), and
+// the thread's state is exchanged. If other code replaced our function there, the next call of a module notices it.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace modtrace {
 
-// follow_greenlets(getcurrent, settrace): of greenlet, once it is imported.
+// follow_greenlets(getcurrent, settrace): called with greenlet's functions once it is imported.
 PyObject* follow_greenlets(PyObject*, PyObject* args);
 
 }  // namespace modtrace

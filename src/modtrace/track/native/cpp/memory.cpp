@@ -22,21 +22,21 @@ constexpr uint32_t kNotForBackward = UINT32_MAX;
 struct Block {
   int64_t size = 0;
   uint32_t owner = 0, session = 0;
-  uint32_t passes = kNotForBackward;  // that had begun
+  uint32_t passes = kNotForBackward;  // number of passes that had started
 };
 
 // The counted blocks by address, in shards with a lock each. Never destroyed: blocks are freed until the
 // process has ended.
 class Blocks {
  public:
-  // Notes a block; returns one that had its address and was freed by other means.
+  // Adds a block; returns the earlier block at its address, if other code freed that.
   Block add(const void* address, const Block& block) {
     Shard& shard = shard_of(address);
     const std::lock_guard<std::mutex> lock(shard.mutex);
     return std::exchange(shard.blocks[address], block);
   }
 
-  // Forgets a block, and returns it; one without a size if it is not known.
+  // Removes and returns a block; a block without a size if it is not known.
   Block take(const void* address) {
     Shard& shard = shard_of(address);
     const std::lock_guard<std::mutex> lock(shard.mutex);
@@ -47,7 +47,7 @@ class Blocks {
     return block;
   }
 
-  // Gives a block to another owner, and returns it as it was; one without a size if it is not known.
+  // Gives a block to another owner, and returns the block before that; a block without a size if it is not known.
   Block give(const void* address, const Block& owned) {
     Shard& shard = shard_of(address);
     const std::lock_guard<std::mutex> lock(shard.mutex);
@@ -100,7 +100,7 @@ Blocks& device_blocks() {
   return *blocks;
 }
 
-// The owner of what this thread allocates now.
+// The owner of blocks that this thread allocates now.
 size_t current_owner() {
   const ThreadState& thread = this_thread();
   const int graph_task = current_graph_task();
@@ -119,7 +119,7 @@ Block new_block(size_t bytes) {
           static_cast<uint32_t>(current_generation()), for_backward ? memory.passes.load() : kNotForBackward};
 }
 
-// Takes a block from its owner, and returns whether this session knows that one: what earlier ones left is outside.
+// Subtracts a block from its owner, and returns whether it is of this session: blocks of earlier sessions are kOutside.
 bool take_from_owner(const Block& block) {
   const bool is_known = block.session == static_cast<uint32_t>(current_generation());
   held_bytes[is_known ? block.owner : kOutside].bytes.fetch_sub(block.size, std::memory_order_relaxed);
@@ -137,7 +137,7 @@ void note_peak(int64_t live) {
   held_at_peak.is_new = true;
 }
 
-// Forgets the peak, where counting begins with so many bytes.
+// Resets the peak when counting starts; `live`: the bytes now.
 void begin_peak(int64_t live) {
   const std::lock_guard<std::mutex> lock(held_at_peak.mutex);
   held_at_peak.most.store(live);
@@ -161,7 +161,7 @@ void count_off(const Block& block) {
   }
 }
 
-// A block of the CPU: counted, and a part of what is held where no GPU's bytes are.
+// Counts a block of the CPU, also in the owners' bytes if no GPU's bytes are counted.
 void count_on_cpu(const Block& block) {
   memory.cpu_live.fetch_add(block.size, std::memory_order_relaxed);
   if (memory.device.load(std::memory_order_relaxed) < 0) count_on(block);
@@ -174,13 +174,13 @@ void count_off_cpu(const Block& block) {
 
 c10::DeleterFnPtr delete_wrapped = nullptr;
 
-// Counts a block off before it is freed: another thread may be given its address at once.
+// Subtracts a block before it is freed: another thread may get its address at once.
 void delete_counted(void* block) {
   count_off_cpu(counted_blocks().take(block));
   delete_wrapped(block);
 }
 
-// Allocates by the allocator that it wraps, which still tells torch's profiler of each block.
+// Allocates by the wrapped allocator, which still reports each block to torch's profiler.
 class CountingAllocator final : public c10::Allocator {
  public:
   explicit CountingAllocator(c10::Allocator& wrapped) : wrapped_(wrapped) {}
@@ -201,12 +201,12 @@ class CountingAllocator final : public c10::Allocator {
       count_off_cpu(counted_blocks().add(block.get_context(), noted));
       count_on_cpu(noted);
     } catch (const std::exception&) {
-      // There is no memory to note it: it is not counted.
+      // Without memory for the entry, the block is not counted.
     }
     return block;
   }
 
-  // What was allocated while nothing was counted is not known to it, and is freed all the same.
+  // Blocks that were allocated while nothing was counted are not known, and are freed too.
   c10::DeleterFnPtr raw_deleter() const override { return delete_counted; }
   bool is_simple_data_ptr(const c10::DataPtr& block) const override { return wrapped_.is_simple_data_ptr(block); }
   void copy_data(void* target, const void* source, size_t bytes) const override {
@@ -217,7 +217,7 @@ class CountingAllocator final : public c10::Allocator {
   c10::Allocator& wrapped_;
 };
 
-// Puts the allocator in, once. False where it is not the CPU's: the one there cannot be wrapped, or has replaced it.
+// Installs the allocator, once. False if it is not the CPU's allocator: another one cannot be wrapped, or replaced it.
 bool install_allocator() {
   static CountingAllocator* ours = nullptr;
   if (ours == nullptr) {
@@ -237,7 +237,7 @@ bool install_allocator() {
           held_at_peak.mutex.lock();
         },
         unlock, unlock);
-    // With the priority that the one there has: who replaces allocators later is to find what it would have found.
+    // With the priority of the earlier allocator, so that code which replaces allocators later behaves as before.
     for (int priority = 0; priority <= UINT8_MAX && c10::GetAllocator(at::kCPU) != ours; ++priority) {
       c10::SetAllocator(at::kCPU, ours, static_cast<uint8_t>(priority));
     }
@@ -274,7 +274,8 @@ void note_device_block(size_t address, size_t bytes) {
 
 void note_device_free(size_t address, size_t bytes) {
   Block block = device_blocks().take(reinterpret_cast<const void*>(address));
-  if (block.size == 0) block.size = static_cast<int64_t>(bytes);  // from before this session: it belongs to no module
+  if (block.size == 0)
+    block.size = static_cast<int64_t>(bytes);  // allocated before this session: it belongs to no module
   count_off(block);
 }
 
@@ -324,7 +325,7 @@ void note_parameters(PyObject* module) {
       take_from_owner(before);
       held_bytes[kParameters].bytes.fetch_add(before.size, std::memory_order_relaxed);
     } catch (const c10::Error&) {
-      // A tensor that has no data, as a fake one.
+      // A tensor without data, such as a fake tensor.
     }
   }
 }

@@ -1,8 +1,8 @@
-// The bytes that tensors hold: on a GPU of CUDA as soon as the process allocates there, else on the CPU.
+// The bytes of tensors: on a CUDA GPU once the process allocates there, until then on the CPU.
 //
-// On the CPU an allocator around torch's counts them. It is put in once per process and stays. A recording turns its
-// counting on and off: a block that is allocated meanwhile is counted until it is freed, whenever that is; any other
-// block is torch's alone. CUDA's allocator reports each block itself (device/cuda_memory.cpp).
+// On the CPU, an allocator around torch's counts them. It is installed once per process and stays. A recording turns
+// its counting on and off: a block that is allocated meanwhile is counted until it is freed, also after the recording;
+// any other block is not touched. CUDA's allocator reports each block itself (device/cuda_memory.cpp).
 
 #pragma once
 
@@ -25,39 +25,40 @@ constexpr int kCpu = -1, kFirstDevice = -2;
 
 struct MemoryCounts {
   std::atomic<bool> counting{false};     // whether new blocks are counted, and events have samples before them
-  std::atomic<int> device{kCpu};         // which GPU's blocks are counted; kFirstDevice: the CPU's until a GPU has one
-  std::atomic<int64_t> cpu_live{0};      // bytes of the CPU's blocks that were counted and are not freed
-  std::atomic<int64_t> live{0};          // bytes that are held now
-  std::atomic<int64_t> most{0};          // the most of them since the last sample
-  std::atomic<int64_t> sampled{0};       // of them at the last sample
+  std::atomic<int> device{kCpu};         // GPU whose blocks are counted; kFirstDevice: the CPU's until a GPU has one
+  std::atomic<int64_t> cpu_live{0};      // bytes of the CPU's counted blocks that are not freed
+  std::atomic<int64_t> live{0};          // bytes of all counted blocks now
+  std::atomic<int64_t> most{0};          // maximum of `live` since the last sample
+  std::atomic<int64_t> sampled{0};       // value of `live` at the last sample
   std::atomic<int64_t> sample_meta{0};   // meta of a sample, without the thread
-  std::atomic<int64_t> device_meta{0};   // the same of a GPU's bytes
+  std::atomic<int64_t> device_meta{0};   // meta of a sample of a GPU's bytes, without the thread
   std::atomic<int64_t> refused_meta{0};  // meta of an event for bytes that could not be allocated
-  std::atomic<uint32_t> passes{0};       // backward passes that began in no other
+  std::atomic<uint32_t> passes{0};       // number of outermost backward passes so far
 };
 
 inline MemoryCounts memory;
 
-// Who allocates a block: no module, the nodes of a backward pass, the step of an optimizer, or the calls of a module,
-// whose name follows these. A block of a parameter is that, whoever allocated it, once its module is called.
+// Owners of blocks: code outside modules, the nodes of backward passes, the steps of optimizers, parameters, and then
+// the calls of each module, by the id of its name. The block of a parameter changes its owner once its module is
+// called.
 constexpr uint32_t kSavedEvery = 64;
 constexpr size_t kOutside = 0, kInBackward = 1, kInOptimizer = 2, kParameters = 3, kFirstModule = 4;
 
 struct Owner {
-  std::atomic<int64_t> bytes, written;        // that its blocks hold now, and in its last event
-  std::atomic<int64_t> saved, written_saved;  // freed in or after a backward pass, so far
+  std::atomic<int64_t> bytes, written;        // bytes of its blocks now, and in its last event
+  std::atomic<int64_t> saved, written_saved;  // bytes freed in or after a backward pass so far, and in its last event
 };
 
-// What the blocks of each owner hold; those of earlier sessions belong to none. There is room for every name that a
-// ring can have, in parts that are made when an owner of them allocates first, and are never freed.
+// The bytes of each owner's blocks; blocks of earlier sessions belong to no module. Every name of a ring has an owner.
+// Parts of owners are made when one of them first allocates, and are never freed.
 struct HeldBytes {
   static constexpr size_t kPart = 1 << 8;
   using Part = std::array<Owner, kPart>;
   std::array<std::atomic<Part*>, (kFirstModule + kNoName) / kPart + 1> parts;
-  std::atomic<size_t> used{0};  // how many parts there may be
+  std::atomic<size_t> used{0};  // index of the last part, plus 1
   std::atomic<uint32_t> samples{0};
 
-  // Makes the owner's part where there is none. False where there is no memory for it.
+  // Makes the owner's part if there is none. False if there is no memory for it.
   bool has(size_t owner) {
     std::atomic<Part*>& part = parts[owner / kPart];
     if (part.load(std::memory_order_acquire) != nullptr) return true;
@@ -85,18 +86,18 @@ struct HeldBytes {
 
 inline HeldBytes held_bytes;
 
-// What all together, and owners that are not modules, held when most was held so far.
+// The bytes at the peak so far: of all blocks, and of owners that are not modules.
 struct HeldAtPeak {
   std::mutex mutex;
   std::atomic<int64_t> most{0};
-  std::array<int64_t, kFirstModule> bytes{};  // the first: all together
-  bool is_new = false;                        // since it was written
+  std::array<int64_t, kFirstModule> bytes{};  // the first value: of all blocks
+  bool is_new = false;                        // whether it changed since it was written
 };
 
 inline HeldAtPeak held_at_peak;
 
-// Writes what owners hold, where that changed since it was written, or of all; seldom also how many passes there were,
-// and what calls of modules kept for them. `write` takes meta without the thread, and a value.
+// Writes the bytes of owners whose bytes changed since the last event, or of all owners; seldom also the number of
+// passes, and the bytes that calls of modules kept for them. `write` gets meta without the thread, and a value.
 template <class Write>
 void sample_held(bool of_all, const Write& write) {
   held_bytes.each([&](Owner& owner, size_t number) {
@@ -123,8 +124,8 @@ void sample_held(bool of_all, const Write& write) {
   });
 }
 
-// Samples the counts if they changed since the last sample: the most bytes since then if that is above both, and the
-// bytes now. `write` takes a number of bytes.
+// Samples the counts if they changed since the last sample: the maximum since then if it is above both, and the bytes
+// now. `write` gets a number of bytes.
 template <class Write>
 void sample_memory(const Write& write) {
   const int64_t live = memory.live.load(std::memory_order_relaxed);
@@ -136,32 +137,32 @@ void sample_memory(const Write& write) {
   if (most > std::max(live, before) || live != before) write(live);
 }
 
-// start_memory(text, device_text, refused_text): count from now on in the session that runs, and write counters with
-// these texts. False where the CPU's allocator is another's, which cannot be wrapped.
+// start_memory(text, device_text, refused_text): start to count in the running session, and write counters with these
+// texts. False if the CPU's allocator cannot be wrapped.
 PyObject* start_memory(PyObject*, PyObject* args);
 
-// Counts the blocks of a module's own parameters as such from now on. Runs nothing of the user's.
+// Makes the blocks of a module's own parameters blocks of parameters. Runs no code of the user's.
 void note_parameters(PyObject* module);
 
-// watch_cuda_memory(): count a GPU's bytes from its first block on; called once CUDA is initialized. Returns what keeps
-// it from that, or None.
+// watch_cuda_memory(): count a GPU's bytes from its first block on; called once CUDA is initialized. Returns the reason
+// if that is impossible, or None.
 PyObject* watch_cuda_memory(PyObject*, PyObject*);
 
-// Asks CUDA's allocator to report its blocks, once per process, and counts the GPU that holds most. Throws where that
-// is another allocator than torch's own; null in a library that was built without CUDA.
+// Asks CUDA's allocator to report its blocks, once per process, and counts the GPU with the most bytes. Throws if the
+// allocator is not torch's own; null in a library that was built without CUDA.
 inline void (*ask_cuda_allocator)() = nullptr;
 
-// Counts a GPU's bytes from now on, of which it holds so many.
+// Starts to count a GPU's bytes; `held`: its bytes now.
 void count_device(int device, int64_t held);
 
-// What that GPU gives and takes back.
+// A block that the counted GPU's allocator allocates or frees.
 void note_device_block(size_t address, size_t bytes);
 void note_device_free(size_t address, size_t bytes);
 
-// Notes how many bytes could not be allocated, and who holds all others, on a thread that the session knows.
+// Writes the number of bytes that could not be allocated, and the bytes of all owners, on a thread of the session.
 void note_refused(size_t bytes);
 
-// Where a session ends.
+// At the end of a session.
 inline void stop_memory() { memory.counting.store(false); }
 
 }  // namespace modtrace

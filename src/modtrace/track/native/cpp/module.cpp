@@ -1,8 +1,8 @@
-// The Python module of the native engine: starting and stopping a session, and what Python hands to it.
+// The Python module of the native engine: it starts and stops a session, and receives events from Python.
 //
-// Module calls come from the wrapper of nn.Module.__call__ (module_calls.h), with the interpreter's lock; backward
-// passes from the wrapper of torch's function that runs one (backward.h), and from hooks on autograd nodes, which run
-// on any thread and without the lock.
+// Module calls come from the wrapper of nn.Module.__call__ (module_calls.h), with the interpreter's lock. Backward
+// passes come from the wrapper of torch's function that runs a pass (backward.h), and from hooks on autograd nodes,
+// which run on any thread and without the lock.
 
 #include <pybind11/pybind11.h>
 
@@ -41,7 +41,7 @@ PyObject* new_wrapper(PyMethodDef& definition, PyObject* wrapped) {
 
 namespace {
 
-// set_active(wrapper, active): for what wrap_backward or wrap_wait returned.
+// set_active(wrapper, active): switch a wrapper of wrap_backward, wrap_make_gradients or wrap_wait.
 PyObject* py_set_active(PyObject*, PyObject* args) {
   PyObject* function;
   int active;
@@ -53,15 +53,16 @@ PyObject* py_set_active(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// Lets an attribute of the engine's state own another object.
+// Makes an attribute of the engine's state own another object.
 void set_owned(PyObject*& attribute, PyObject* object) {
   Py_XINCREF(object);
   Py_XSETREF(attribute, object);
 }
 
 #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
-// CPython 3.11 inlines a call of what is exactly a function, as super().__call__(x) is, and runs its bytecode; later
-// ones look at its vectorcall first. So a wrapper is of a subclass there: the same in memory, and never inlined.
+// CPython 3.11 inlines a call of an object that is exactly a function, such as super().__call__(x), and runs its
+// bytecode; later versions check its vectorcall first. So a wrapper is of a subclass there, which has the same layout,
+// and is never inlined.
 PyObject* reduce_call_wrapper(PyObject* wrapper, PyObject*) { return PyObject_GetAttrString(wrapper, "__qualname__"); }
 
 PyMethodDef call_wrapper_methods[] = {
@@ -109,7 +110,7 @@ PyObject* py_wrap_call(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// set_call_wrapper(wrapper): note the calls of this one; of none with None. Others only pass calls on.
+// set_call_wrapper(wrapper): record the calls of this wrapper, or with None of no wrapper. Others only pass calls on.
 PyObject* py_set_call_wrapper(PyObject*, PyObject* wrapper) {
   const bool none = wrapper == Py_None;
   const PyRef wrapped = steal(none ? nullptr : PyObject_GetAttrString(wrapper, kWrappedCall));
@@ -139,8 +140,8 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// Of Python's gc, found before a collection begins: that can be in code that has no builtins, where nothing is
-// imported.
+// Functions of Python's gc, read before the first collection: a collection can start in code without builtins, which
+// cannot import.
 PyObject *get_threshold, *get_count;
 
 bool find_thresholds() {
@@ -150,8 +151,8 @@ bool find_thresholds() {
   return get_count != nullptr;
 }
 
-// Which trigger a collection has that is about to begin. Python begins one once its youngest generation exceeds its
-// threshold, if that is not 0; so it never does when gc.collect() is called, but while the collector is disabled.
+// The trigger of a collection that is about to start. Python collects if the youngest generation exceeds its threshold
+// above 0. If not, or while the collector is disabled, a call of gc.collect() started the collection.
 int64_t collection_trigger() {
   const auto youngest = [](PyObject* function) {
     const PyRef numbers = steal(PyObject_CallNoArgs(function));
@@ -161,10 +162,12 @@ int64_t collection_trigger() {
   return threshold > 0 && youngest(get_count) > threshold ? kAutomaticBit : kRequestedBit;
 }
 
-// on_collection(phase, info): called by Python's gc when it begins and ends a collection. In C, as Python ignores an
-// interrupt that comes in a callback with bytecode. Threads without a number are left out: to give one runs Python.
+// on_collection(phase, info): called by Python's gc at the start and the end of a collection. It is in C, because
+// Python ignores an interrupt in a callback with bytecode. Threads without a number are left out: numbering them runs
+// Python.
 PyObject* py_on_collection(PyObject*, PyObject* args) {
-  // One thread collects at a time. Meanwhile finalizers run, which may fork, and other threads: the session can change.
+  // Only one thread collects at a time. Meanwhile other threads run, and finalizers, which may fork: the session can
+  // change.
   static int64_t began = 0, trigger = 0;
   static uint64_t began_in = 0;
   const char* phase;
@@ -204,8 +207,8 @@ PyObject* py_forget_module(PyObject*, PyObject* module_id) {
 }
 
 // start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error, note_call,
-// runs_again, name_range): begin a session, which writes `capacity` slots from byte `offset` of the buffer on.
-// RuntimeError where one runs already.
+// runs_again, name_range): start a session, which writes `capacity` slots from byte `offset` of the buffer on.
+// RuntimeError if a session runs already.
 PyObject* py_start(PyObject*, PyObject* args) {
   auto session = std::make_unique<Session>();
   Py_ssize_t offset;
@@ -243,7 +246,7 @@ PyObject* py_start(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// Waits for the threads that are writing, and gives the ring back.
+// Waits for the threads that write, and releases the ring.
 void end_session(Session& session) {
   stop_memory();
   stop_counting();
@@ -257,7 +260,7 @@ void end_session(Session& session) {
   release_session(session);
 }
 
-// stop(): end the session, once no thread writes any more.
+// stop(): end the session once no thread writes any more.
 PyObject* py_stop(PyObject*, PyObject*) {
   Session* session = engine.active_session.exchange(nullptr);
   if (session != nullptr) end_session(*session);
@@ -275,7 +278,7 @@ PyObject* py_after_fork(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// What each does is said where it is declared, or above in this file.
+// Each function is described at its declaration, or above in this file.
 PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS, nullptr},
     {"stop", py_stop, METH_NOARGS, nullptr},

@@ -18,11 +18,11 @@ namespace {
 constexpr int64_t kNotFound = -1;
 constexpr char kInnerCall[] = "inner call";  // see INNER_CALL in line_gaps.py
 
-// Asks Python for the name that the module has below the open calls; kNotFound where that failed or the session ended.
+// Asks Python for the module's name below the open calls; kNotFound if that failed or the session ended.
 int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, int64_t parent) {
   const SessionRef hold(session);
   if (memory.counting.load(std::memory_order_relaxed)) note_parameters(module);
-  // Copied first: to make a Python object can run the garbage collector, and what dies there can call modules.
+  // Copied first: making a Python object can run the garbage collector, and objects that die then can call modules.
   std::vector<std::pair<PyRef, int64_t>> copies;
   copies.reserve(thread.open_calls.size());
   for (auto call = thread.open_calls.rbegin(); call != thread.open_calls.rend(); ++call) {
@@ -45,7 +45,7 @@ int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, in
 }
 
 int64_t name_of(Session& session, ThreadState& thread, PyObject* module) {
-  // A new module may have the address of one that died.
+  // A new module may have the address of a dead one.
   if (C10_UNLIKELY(PyList_GET_SIZE(session.dead.get()) != 0) && !ask(session, session.forget_dead)) {
     return kNotFound;
   }
@@ -59,18 +59,18 @@ int64_t name_of(Session& session, ThreadState& thread, PyObject* module) {
   return resolve_name(session, thread, module, parent);
 }
 
-// What a module is called with, as the wrapper's vectorcall has it, without the module.
+// The arguments of the wrapper's vectorcall, without the module.
 struct Inputs {
   PyObject* const* args;
   size_t flagged_count;
   PyObject* keywords;
 
-  // How many there are, by keyword too.
+  // Their number, keyword arguments included.
   Py_ssize_t count() const {
     return PyVectorcall_NARGS(flagged_count) - 1 + (keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords));
   }
 
-  // Null, with an error, where there is no memory.
+  // Null, with an error, if there is no memory.
   PyRef as_tuple() const {
     PyRef inputs = steal(PyTuple_New(count()));
     for (Py_ssize_t i = 0; inputs && i < count(); ++i) {
@@ -80,8 +80,8 @@ struct Inputs {
   }
 };
 
-// Asks whether a checkpoint makes this call inside backward: 1 or 0; below 0 where that failed or the session ended.
-// Calls made inside a call of the same graph task are as that one.
+// Asks whether a checkpoint makes this call inside backward: 1 or 0; below 0 if that failed or the session ended. A
+// call inside a call of the same graph task has the answer of that call.
 int runs_again(Session& session, ThreadState& thread, PyObject* module, const Inputs& inputs, int graph_task) {
   if (!thread.open_calls.empty() && thread.open_calls.back().graph_task == graph_task) {
     return (thread.open_calls.back().exit_meta >> kKindShift) == kRecomputeExit;
@@ -98,7 +98,7 @@ void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t val
   write_with_gil(session, meta, value | static_cast<int64_t>(sequence & kSequenceMask));
 }
 
-// Whether a module is in eval mode. Read from its dictionary, so that nothing of the user's runs.
+// Whether a module is in eval mode. Read from its dictionary, so that no code of the user's runs.
 bool is_in_eval_mode(PyObject* module) {
   static PyObject* const name = PyUnicode_InternFromString("training");
   const PyRef fields = name == nullptr ? PyRef() : steal(PyObject_GenericGetDict(module, nullptr));
@@ -107,8 +107,8 @@ bool is_in_eval_mode(PyObject* module) {
   return training == Py_False;
 }
 
-// Notes that a module is called. False where nothing was noted, and so no exit is to be; an error that is the user's is
-// pending then.
+// Writes the enter event of a module's call. False if nothing was written, so that no exit may be written; an error
+// that is the user's is pending then.
 bool enter(PyObject* module, const Inputs& inputs) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) return false;
@@ -116,7 +116,7 @@ bool enter(PyObject* module, const Inputs& inputs) {
   follow_greenlet(thread);
   if (C10_UNLIKELY(thread.generation != current_generation()) && !register_thread(*session, thread)) return false;
   if (thread.open_calls.empty()) {
-    // Where one is due: by sync marks the recording is aligned with torch.profiler's trace.
+    // Writes a sync mark if it is due: they align the recording with torch.profiler's trace.
     if (C10_UNLIKELY(torch::profiler::impl::profilerEnabled()) && !ask(*session, session->emit_sync_mark)) return false;
     if (C10_UNLIKELY(static_cast<bool>(session->begin_device_times))) {
       const PyRef begun = ask(*session, session->begin_device_times);
@@ -130,7 +130,7 @@ bool enter(PyObject* module, const Inputs& inputs) {
   const uint64_t sequence = at::sequence_number::peek();
   if (C10_UNLIKELY(sequence != thread.noted_sequence && !c10::GradMode::is_enabled())) {
     thread.noted_sequence = sequence;
-    // The first call after a node, where no graph is made.
+    // The first call after a node, if no graph is made.
     const SessionRef hold(*session);
     const PyRef values = inputs.as_tuple(), number = steal(PyLong_FromUnsignedLongLong(sequence));
     if (!ask(*session, session->note_call, module, values.get(), number.get())) return false;
@@ -159,7 +159,7 @@ bool enter(PyObject* module, const Inputs& inputs) {
   if (C10_UNLIKELY(static_cast<bool>(session->on_boundary)) &&
       (thread.open_calls.empty() || graph_task == kNoGraphTask)) {
     const PyRef values = inputs.as_tuple();
-    if (!values) PyErr_Clear();  // without memory it is not noted what the call gets
+    if (!values) PyErr_Clear();  // without memory, the inputs are not reported
     const char* begins = thread.open_calls.empty() ? "forward" : kInnerCall;
     ask_at_boundary(*session, begins, values ? module : nullptr, values.get());
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr) || !is_active(*session)) return false;
@@ -179,13 +179,13 @@ bool enter(PyObject* module, const Inputs& inputs) {
   return true;
 }
 
-// A wrapper that others have wrapped since cannot be taken out: it passes calls on.
+// A wrapper that other code has wrapped meanwhile cannot be removed: it passes calls on.
 PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
   const PyRef wrapped = steal(PyObject_GetAttrString(wrapper, kWrappedCall));
   return wrapped ? PyObject_Vectorcall(wrapped.get(), args, flagged_count, keywords) : nullptr;
 }
 
-// Notes that the call at this height of the stack ended. Calls above it have lost their exit to an interrupt.
+// Writes the exit event of the call at this height of the stack. Calls above it lost their exits to an interrupt.
 void exit(Session& session, ThreadState& thread, size_t height) {
   const OpenCall& call = thread.open_calls[height];
   write_call(session, thread, call.exit_meta, call.exit_value);
@@ -193,7 +193,7 @@ void exit(Session& session, ThreadState& thread, size_t height) {
     queue_device_event_of_call(session, thread, call.name_id);
   }
   drop_open_calls(thread, height);
-  // What died there may have ended the session.
+  // Objects that died there may have ended the session.
   if (height != 0 || !is_active(session)) return;
   tell_boundary(session, nullptr);
   if (is_active(session) && thread.open_passes == 0) tell_end(session, ++session.outermost_calls, "forward");
@@ -213,7 +213,7 @@ PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_c
   const size_t height = thread.open_calls.size() - 1;
   PyObject* result = PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
   follow_greenlet(thread);
-  // The session may have ended meanwhile, or ended and another one begun; what it holds of the thread's is let go then.
+  // The session may have ended meanwhile, or another one may have started; then the thread's open calls are dropped.
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (thread.generation == generation && thread.open_calls.size() > height) {
     if (session != nullptr && generation == current_generation()) {

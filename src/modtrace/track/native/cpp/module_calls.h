@@ -1,4 +1,4 @@
-// Calls of modules, as the wrapper of nn.Module.__call__ sees them.
+// Calls of modules, seen by the wrapper of nn.Module.__call__.
 
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace modtrace {
 
-// The attribute of a wrapper that holds what it wraps.
+// The attribute of a wrapper that holds the wrapped function.
 constexpr const char* kWrappedCall = "modtrace_wrapped";
 
-// What a call of the wrapper runs instead of its bytecode: notes enter and exit around what it wraps.
+// A call of the wrapper runs this instead of its bytecode: it writes enter and exit around the wrapped function.
 PyObject* call_module(PyObject*, PyObject* const* args, size_t flagged_count, PyObject* keywords);
 
 }  // namespace modtrace

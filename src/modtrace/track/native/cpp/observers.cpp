@@ -17,7 +17,7 @@ void* take_lock(void* handle) {
   return nullptr;
 }
 
-// Whether a thread gets torch's lock in time. As it does, it switches the observer off.
+// Whether a thread gets torch's lock in time. If it does, it switches the observer off.
 bool is_lock_free(at::CallbackHandle handle) {
   constexpr int64_t kWaitNs = 100'000'000, kSecondNs = 1'000'000'000;
   timespec until{};
@@ -37,8 +37,8 @@ bool may_switch(at::CallbackHandle handle) {
   return torch_lock.load() == Lock::kFree;
 }
 
-// Before a fork: lets this thread read what is on, under torch's lock, as its next operator would. So the operators of
-// the child need the lock no more than without us. A child that forks may not have the lock itself.
+// Before a fork: lets this thread read the active observers, under torch's lock, as its next operator would. So the
+// child's operators do not need the lock more often than without us. A child that forks may not get the lock.
 void read_observers() {
   if (torch_lock.load() == Lock::kFree) at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
 }

@@ -1,8 +1,8 @@
-// What torch calls around operators and nodes, while it is on.
+// Callbacks of torch around operators and nodes, while they are on.
 //
-// To switch one takes torch's lock of observers. In a forked child that lock may be held for ever: another thread of
-// the parent was in it, as it ran an operator, and is gone. So the first switch in a child finds out whether the lock
-// can be had, on a thread of its own and for a limited time. Where it cannot, nothing is switched in that child.
+// Switching one needs torch's lock of observers. In a forked child that lock may be held for ever: another thread of
+// the parent held it at the fork, while it ran an operator. So the first switch in a child tests whether the lock is
+// free, on a separate thread and for a limited time. If it is not, nothing is switched in that child.
 
 #pragma once
 
@@ -12,10 +12,10 @@ namespace modtrace {
 
 class Observer {
  public:
-  // Gives torch the callbacks, switched off. Once per process: torch's list is never made shorter.
+  // Gives torch the callbacks, switched off. Once per process: torch's list never gets shorter.
   void install(const at::RecordFunctionCallback& callbacks);
 
-  // False where torch's lock is held for ever: the callbacks are not called then.
+  // False if torch's lock is held for ever: then the callbacks are not called.
   bool turn_on();
 
   void turn_off();

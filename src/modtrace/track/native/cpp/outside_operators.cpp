@@ -18,11 +18,11 @@ namespace modtrace {
 namespace {
 
 constexpr size_t kMaxNames = 256, kMaxModules = 4096;
-constexpr char kOptimizer[] = "Optimizer.", kLoader[] = "enumerate(";   // how torch's ranges of these begin
-constexpr char kEvaluated[] = "autograd::engine::evaluate_function: ";  // how torch names a node with its hooks
+constexpr char kOptimizer[] = "Optimizer.", kLoader[] = "enumerate(";   // prefixes of the names of torch's ranges
+constexpr char kEvaluated[] = "autograd::engine::evaluate_function: ";  // prefix of torch's name of a node with hooks
 constexpr char kCheckpoint[] = "CheckpointFunction";                    // a reentrant checkpoint
 constexpr char kNodes[] = "nodes", kWithHooks[] = "nodes and hooks", kFloat64[] = " (float64)";
-constexpr int64_t kOutside = -1, kInPasses = -2, kInOptimizers = -3;  // other places are the names of modules
+constexpr int64_t kOutside = -1, kInPasses = -2, kInOptimizers = -3;  // other places are ids of module names
 
 struct Total {
   int64_t calls = 0, ns = 0;
@@ -33,19 +33,19 @@ using Places = std::unordered_map<int64_t, Totals>;
 
 Observer outside;
 std::atomic<const ThreadState*> counted{nullptr};  // the thread that is counted, or null
-std::mutex totals_lock;                            // another thread may end the count
-Places totals;                                     // of each place
-std::atomic<int64_t> longest_ns{INT64_MAX};        // how long a count lasts at most
-std::atomic<bool> is_over{false};                  // whether it lasted longer
-int64_t count_begin = 0;                           // when it began
-uint32_t count_operators = 0;                      // how many it has seen
-thread_local int open_outside = 0;                 // nodes and loaders: what is in them is a part of them
-thread_local int open_optimizers = 0;              // torch's ranges of optimizers
-thread_local int open_operator = 0;                // the same of an operator
+std::mutex totals_lock;                            // guards `totals`: another thread may end the count
+Places totals;                                     // totals of each place
+std::atomic<int64_t> longest_ns{INT64_MAX};        // maximum duration of a count
+std::atomic<bool> is_over{false};                  // whether the count exceeded it
+int64_t count_begin = 0;                           // start of the count, monotonic ns
+uint32_t count_operators = 0;                      // number of operators in the count
+thread_local int open_outside = 0;                 // number of open nodes and loaders: inner operators do not count
+thread_local int open_optimizers = 0;              // number of torch's open ranges of optimizers
+thread_local int open_operator = 0;                // number of open counted operators: inner operators do not count
 
-// What began: a node or a range of torch, or what is counted.
+// An open node or range of torch, or an open operator that is counted.
 struct OpenOutside final : at::ObserverContext {
-  // `name`: under which it is counted, or null. `boundary`: whether Python is told of its end.
+  // `name`: the name under which it is counted, or null. `boundary`: whether its end is reported to Python.
   OpenOutside(int* inside, int64_t at, const char* name, bool boundary = false, bool doubles = false)
       : around(inside), place(at), counted_as(name), is_boundary(boundary), is_float64(doubles), begin(monotonic_ns()) {
     if (around != nullptr) ++*around;
@@ -53,14 +53,14 @@ struct OpenOutside final : at::ObserverContext {
   ~OpenOutside() override {
     if (around != nullptr) --*around;
   }
-  int* around;  // of this thread: torch ends both where they began
+  int* around;  // counter of this thread: torch ends a range on the thread that started it
   int64_t place;
   const char* counted_as;
   bool is_boundary, is_float64;
   int64_t begin;
 };
 
-// Ends a count of a step that does not end, as in a long evaluation; looks at the clock now and then.
+// Ends the count of a step that does not end, such as a long evaluation; reads the clock only now and then.
 bool is_too_long() {
   constexpr uint32_t kEach = 64;
   if (++count_operators % kEach != 0 || monotonic_ns() - count_begin <= longest_ns.load()) return false;
@@ -69,13 +69,13 @@ bool is_too_long() {
   return true;
 }
 
-// What counts how many ranges like this are open; null for one that torch has not named.
+// The counter of open ranges of the same kind; null for a range that is not torch's.
 int* counter_of(const char* range) {
   const auto begins = [range](const char* prefix) { return std::strncmp(range, prefix, std::strlen(prefix)) == 0; };
   return begins(kOptimizer) ? &open_optimizers : begins(kLoader) ? &open_outside : nullptr;
 }
 
-// Tells of a range's begin, or with null of its end, on a thread that may not hold the interpreter's lock. Nothing can
+// Reports the start of a range, or with null its end, on a thread that may not hold the interpreter's lock. Nothing can
 // be raised here.
 void tell_range(const char* begins) {
   if (!Py_IsInitialized()) return;
@@ -85,7 +85,7 @@ void tell_range(const char* begins) {
   if (!is_pending) raise_later();
 }
 
-// Whether the first tensor that an operator is given holds numbers of float64.
+// Whether the first input tensor of an operator is of float64.
 bool takes_float64(const at::RecordFunction& function) {
   for (const c10::IValue& input : function.inputs()) {
     if (input.isTensor()) {
@@ -108,12 +108,12 @@ std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& 
     return std::make_unique<OpenOutside>(&open_outside, own, open_outside == 0 ? kNodes : nullptr);
   }
   if (function.scope() == at::RecordScope::USER_SCOPE) {
-    // A collective's ends on another thread.
+    // The range of a collective ends on another thread.
     const bool is_boundary = thread->open_passes == 0 && thread->open_calls.empty() && !function.isAsync();
     if (is_boundary) tell_range(name);
     return std::make_unique<OpenOutside>(counter_of(name), own, nullptr, is_boundary);
   }
-  // Its operators are those of the modules that are called in it.
+  // Its operators belong to the modules that are called in it.
   if (std::strcmp(name, kCheckpoint) == 0) return nullptr;
   if (open_operator > 0 || open_outside > 0 || (own == kInPasses && !thread->open_calls.empty())) return nullptr;
   if (std::strncmp(name, kEvaluated, sizeof kEvaluated - 1) == 0) {
@@ -140,7 +140,7 @@ void on_outside_end(const at::RecordFunction&, at::ObserverContext* context) {
   total.ns += ns;
 }
 
-// Adds what was counted to a list. False, with an error, where there is no memory.
+// Adds the totals of a place to a list. False, with an error, if there is no memory.
 bool append_to(PyObject* list, int64_t place, const Totals& own) {
   for (const auto& [name, total] : own) {
     const PyRef row = steal(Py_BuildValue("(LsLL)", static_cast<long long>(place), name.c_str(),
@@ -157,7 +157,7 @@ void watch_outside_operators() {
       at::RecordFunctionCallback(on_outside_begin, on_outside_end)
           .needsInputs(true)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
-  // A child in which no thread holds it any more would wait for it forever.
+  // Else a child could wait forever for a lock whose thread does not exist there.
   constexpr auto unlock = [] { totals_lock.unlock(); };
   pthread_atfork([] { totals_lock.lock(); }, unlock, unlock);
 }

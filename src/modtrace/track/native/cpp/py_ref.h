@@ -1,4 +1,4 @@
-// Owners of what the interpreter lends: a reference, its lock, and the C++ object of torch that a Python object holds.
+// Owners of a Python reference and of the interpreter's lock, and access to the C++ object in a Python object of torch.
 
 #pragma once
 
@@ -14,19 +14,20 @@ struct DropReference {
   void operator()(PyObject* object) const { Py_DECREF(object); }
 };
 
-// Owns one reference, or none. Whoever destroys it, or gives it another one, holds the interpreter's lock.
+// Owns one reference, or none. Destroying or replacing it needs the interpreter's lock.
 using PyRef = std::unique_ptr<PyObject, DropReference>;
 
-// Takes over a reference that the caller owns, as Python's functions return it; null is what they return on error.
+// Takes over a new reference, as Python's functions return it; they return null on error.
 inline PyRef steal(PyObject* object) { return PyRef(object); }
 
-// Owns a new reference beside the one that someone else owns.
+// Owns an additional reference.
 inline PyRef borrow(PyObject* object) {
   Py_XINCREF(object);
   return PyRef(object);
 }
 
-// What a function of ours replaces, and whether it does more than call that. The function's own capsule owns it.
+// The function that one of ours replaces, and whether ours does more than call it. The capsule of our function owns
+// this.
 struct Wrapper {
   PyRef wrapped;
   bool active = false;
@@ -49,8 +50,8 @@ class GilLock {
   PyGILState_STATE state_;
 };
 
-// Returns the C++ object that a Python object of torch's holds, null if it is not of this type. Only one unit
-// includes pybind11, which takes 4 seconds to compile whatever is used of it.
+// Returns the C++ object in a Python object of torch; null if it is not of this type. Only one unit includes pybind11,
+// which costs 4 seconds of compilation.
 const void* bound_object(PyObject* object, const std::type_info& type);
 
 }  // namespace modtrace

@@ -11,10 +11,10 @@ namespace modtrace {
 namespace {
 
 constexpr int64_t kNoRangeName = -1;
-constexpr size_t kMaxRangeNames = 4096;  // that a thread remembers
+constexpr size_t kMaxRangeNames = 4096;  // maximum number of names that a thread caches
 constexpr char kOptimizerRange[] = "Optimizer.step#";
 
-// A range that began and was noted.
+// An open range that was written.
 struct OpenRange final : at::ObserverContext {
   OpenRange(uint64_t session, int64_t bits, int64_t value, ThreadState* stepping)
       : generation(session), end_meta(bits), number(value), steps_on(stepping) {}
@@ -23,7 +23,7 @@ struct OpenRange final : at::ObserverContext {
   ThreadState* steps_on;  // the thread on which an optimizer steps, or null
 };
 
-// Asks Python for the id of a range's name. It takes the GIL, if the thread does not hold it.
+// Asks Python for the id of a range's name. Acquires the GIL if the thread does not hold it.
 int64_t ask_range_name(const char* name) {
   if (!Py_IsInitialized()) return kNoRangeName;
   const GilLock gil;
@@ -55,7 +55,7 @@ std::unique_ptr<at::ObserverContext> on_range_begin(const at::RecordFunction& fu
   if (thread.generation != generation) return nullptr;
   const int64_t name_id = range_name(thread, function.name());
   if (name_id == kNoRangeName) return nullptr;
-  // Even, since Python counts those that it notes by odd numbers.
+  // Even numbers; Python gives its ranges odd numbers.
   const int64_t number = engine.last_range.fetch_add(2, std::memory_order_relaxed) + 2;
   const int64_t bits = thread.meta_bits | name_id;
   write_without_gil(thread, generation, kRangeBegin << kKindShift | bits, number,
@@ -70,7 +70,7 @@ void on_range_end(const at::RecordFunction&, at::ObserverContext* context) {
   if (range == nullptr || engine.active_session.load() == nullptr) return;
   if (range->steps_on == &this_thread() && range->generation == current_generation())
     --range->steps_on->optimizer_steps;
-  // Another thread may end it.
+  // Another thread may end the range.
   write_without_gil(this_thread(), range->generation, range->end_meta, range->number);
 }
 

@@ -1,4 +1,4 @@
-// Ranges: what torch and users name by record_function, as torch's own callbacks tell it, without a profiler.
+// Ranges that torch and users name by record_function, reported by torch's own callbacks, without a profiler.
 
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace modtrace {
 
-// Has torch call us at each range from now on, once per process; a session that wants none is told none.
+// Makes torch call us at each range, once per process; a session without ranges gets none.
 void watch_ranges();
 
-// expect_range(): torch prepares an optimizer's range, or a fetch's, on this thread; it begins now.
+// expect_range(): torch prepares the range of an optimizer or of a fetch on this thread; the range starts now.
 PyObject* py_expect_range(PyObject*, PyObject*);
 
 }  // namespace modtrace

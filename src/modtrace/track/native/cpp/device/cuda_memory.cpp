@@ -1,4 +1,4 @@
-// What CUDA's caching allocator says about its blocks. Compiled if CUDA's headers are there; no other unit needs them.
+// The blocks that CUDA's caching allocator reports. Compiled if CUDA's headers exist; no other unit needs them.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -13,7 +13,7 @@ namespace {
 
 namespace cuda = c10::cuda::CUDACachingAllocator;
 
-// Runs where the allocator holds its lock: neither Python nor an exception may leave it.
+// Runs while the allocator holds its lock: it must not call Python, and no exception may leave it.
 void on_trace(const cuda::TraceEntry& entry) {
   if (!memory.counting.load(std::memory_order_relaxed)) return;
   const bool is_block = entry.action_ == cuda::TraceEntry::ALLOC;
@@ -28,7 +28,7 @@ void on_trace(const cuda::TraceEntry& entry) {
       note_refused(entry.size_);
     }
   } catch (const std::exception&) {
-    // There is no memory to note it: it is not counted.
+    // Without memory for the entry, the block is not counted.
   }
 }
 

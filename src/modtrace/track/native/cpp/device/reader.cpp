@@ -1,4 +1,4 @@
-// The thread that reads events of the device: which are done, and when the device was there.
+// The thread that reads device events: whether the device has reached them, and at which time.
 
 #include <dlfcn.h>
 
@@ -16,17 +16,17 @@ namespace {
 constexpr std::chrono::milliseconds kPollInterval(5);
 constexpr int64_t kClockIntervalNs = 100'000'000, kClockTimeoutNs = 1'000'000;
 constexpr int kClockTries = 5;
-constexpr int64_t kMaxClockWidthNs = kNoName - 1;      // what a slot can hold, 17 ms
-constexpr int64_t kClockOriginNs = 1'000'000'000'000;  // what a device's clock shows at first: nothing is before 0
-constexpr double kMaxElapsedMs = 500;                  // above that a float of milliseconds is coarser than 31 ns
+constexpr int64_t kMaxClockWidthNs = kNoName - 1;      // maximum that fits a slot, 17 ms
+constexpr int64_t kClockOriginNs = 1'000'000'000'000;  // a device clock's time at its anchor: no time is below 0
+constexpr double kMaxElapsedMs = 500;                  // above it, a float of milliseconds is coarser than 31 ns
 
 void write_reached(const DeviceTimes& times, const QueuedEvent& queued, int64_t device_ns) {
   write_without_gil(*times.reader_state, times.generation,
                     kDeviceReached << kKindShift | queued.thread_bits | (queued.number & kEventNumberMask), device_ns);
 }
 
-// Lets questions of this thread be no error for who captures a graph in a way that torch does not tell. It is for
-// CUDA and HIP, and known by what is loaded, as there are no headers of them.
+// Keeps the queries of this thread from breaking captures that torch does not report. It works for CUDA and HIP, whose
+// functions are found among the loaded libraries, since there may be no headers.
 void leave_captures_alone() {
   for (const char* name : {"cudaThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"}) {
     auto* exchange = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, name));
@@ -39,7 +39,7 @@ class DeviceReader {
  public:
   explicit DeviceReader(DeviceTimes& times) : times_(times), guard_(*times.guard) {}
 
-  // Reads what is done. True where there is more.
+  // Reads the events that the device has reached. True if there are more events.
   bool read() {
     const std::lock_guard<std::mutex> asking(times_.asking);
     if (times_.abandoned) return false;
@@ -53,13 +53,13 @@ class DeviceReader {
       more |= clock.is_awaited;
     }
     for (auto& [device, clock] : times_.clocks) {
-      // Where a job hangs, nothing is to fill the ring.
+      // If a job hangs, no events must fill the ring.
       if (clock.is_used && !clock.is_stuck() && monotonic_ns() >= clock.next_reading) read_clock(clock);
     }
     return more;
   }
 
-  // Reads all clocks a last time. False where one was never read, so that nothing on its device has a time.
+  // Reads all clocks a last time. False if a clock was never read, so that no event of its device has a time.
   bool read_clocks() {
     const std::lock_guard<std::mutex> asking(times_.asking);
     if (times_.abandoned || device_captures.load() > 0) return true;
@@ -85,8 +85,8 @@ class DeviceReader {
     return times_.clocks.emplace(device.index(), DeviceClock{nullptr, guard_.getNewStream(device, -1)}).first->second;
   }
 
-  // What the device's clock showed at an event that is done. The event may become the anchor; then the one that was is
-  // returned instead of it.
+  // The device clock's time of an event that was reached. The event may become the anchor; then `event` is set to the
+  // earlier anchor.
   int64_t time_of(DeviceClock& clock, void*& event) {
     if (clock.anchor == nullptr) {
       clock.anchor = std::exchange(event, nullptr);
@@ -104,7 +104,7 @@ class DeviceReader {
   void read_clock(DeviceClock& clock) {
     std::optional<int64_t> best_width, best_time, best_device_ns;
     const c10::DeviceIndex device = clock.stream.device_index();
-    // Other processes that share the device keep it for milliseconds. Without a reading nothing has a time.
+    // Other processes that share the device use it for milliseconds. Without a reading, no event has a time.
     const int64_t timeout = clock.is_read ? kClockTimeoutNs : kMaxClockWidthNs;
     for (int attempt = 0; attempt < kClockTries; ++attempt) {
       const int64_t before = monotonic_ns();
@@ -112,7 +112,7 @@ class DeviceReader {
       int64_t after = before;
       bool done = false;
       do {
-        // What takes milliseconds needs no busy thread.
+        // For milliseconds, sleeping is better than a busy thread.
         if (after - before > kClockTimeoutNs) std::this_thread::sleep_for(std::chrono::microseconds(100));
         done = guard_.queryEvent(clock.event);
         after = monotonic_ns();
@@ -123,7 +123,7 @@ class DeviceReader {
       best_width = after - before;
       best_time = after;
       best_device_ns = device_ns;
-      if (*best_width > kClockTimeoutNs) break;  // who begins a capture waits for this thread
+      if (*best_width > kClockTimeoutNs) break;  // a thread that starts a capture waits for this one
     }
     clock.next_reading = monotonic_ns() + kClockIntervalNs;
     if (!best_width || *best_width > kMaxClockWidthNs) return;
@@ -132,7 +132,7 @@ class DeviceReader {
     const int64_t meta = kDeviceClock << kKindShift | *best_width;
     const int64_t value = int64_t{device} << kDeviceTimeBits | *best_device_ns;
     write_without_gil(*times_.reader_state, times_.generation, meta, value, *best_time);
-    // What says which stream a number means may have been overwritten since it was written.
+    // The events that map numbers to streams may have been overwritten, so they are written again.
     for (const std::shared_ptr<DeviceStream>& stream : streams()) {
       if (stream->stream.device_index() != device) continue;
       write_without_gil(*times_.reader_state, times_.generation, kDeviceStream << kKindShift | stream->key,
@@ -140,8 +140,7 @@ class DeviceReader {
     }
   }
 
-  // Writes that the device has not reached an event, so that `where` knows that it was asked: a few times
-  // only, as that must not fill the ring.
+  // Writes that the device has not reached an event, for `where`: only a few times, since it must not fill the ring.
   void write_pending(DeviceStream& stream, const QueuedEvent& oldest) {
     const int64_t now = monotonic_ns();
     if (stream.asked_number != oldest.number) {
@@ -155,7 +154,7 @@ class DeviceReader {
     stream.next_pending = now + (now - stream.asked_since);
   }
 
-  // Reads the events of the stream that are done.
+  // Reads the events of the stream that the device has reached.
   void read_stream(DeviceStream& stream, DeviceClock& clock) {
     while (true) {
       QueuedEvent oldest{};
@@ -195,7 +194,7 @@ void read_until_stopped(DeviceTimes& times) {
     reader.read();
   }
   const auto until = std::chrono::steady_clock::now() + kStopTimeout;
-  // The time is looked at before the events are: where this thread did not run for all of it, it reads once more.
+  // The time is read before the events: if this thread did not run until the timeout, it reads the events once more.
   for (bool in_time = true; reader.read() && in_time; in_time = std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::seconds kReaderTimeout = kStopTimeout + std::chrono::seconds(1);
 
-// Whether the device is in use already; to record an event where it is not would begin that.
+// Whether the device is in use already; recording an event on another device would initialize it.
 bool has_context(DeviceTimes& times, c10::Device device) {
   std::atomic<bool>& known = times.has_context[static_cast<size_t>(device.index()) % kMaxDevices];
   if (C10_LIKELY(known.load(std::memory_order_relaxed))) return true;
@@ -24,8 +24,8 @@ bool has_context(DeviceTimes& times, c10::Device device) {
   return true;
 }
 
-// Whether a graph is captured from the stream, as far as this torch tells. CUDA's legacy default stream does not say so
-// while others capture: any work on it would end their captures.
+// Whether a graph is captured from the stream, as far as this torch reports. For CUDA's legacy default stream the query
+// throws while other streams capture: any work on it would end their captures.
 bool captures(const auto& guard, const c10::Stream& stream) {
   try {
     if constexpr (requires { guard.isStreamCapturing(stream); }) return guard.isStreamCapturing(stream);
@@ -35,7 +35,7 @@ bool captures(const auto& guard, const c10::Stream& stream) {
   }
 }
 
-// The stream among those that have had events; null where there are too many. Under the mutex.
+// The entry of a stream; null if there are too many streams. Under the mutex.
 std::shared_ptr<DeviceStream> find_stream(DeviceTimes& times, ThreadState& thread, const c10::Stream& stream) {
   for (const std::shared_ptr<DeviceStream>& known : times.streams) {
     if (known->stream == stream) return known;
@@ -47,7 +47,7 @@ std::shared_ptr<DeviceStream> find_stream(DeviceTimes& times, ThreadState& threa
   return times.streams.back();
 }
 
-// An event of the device that is free, or null where the next record makes one. Under the mutex.
+// An unused event of the device, or null if the next record must make one. Under the mutex.
 void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device) {
   std::vector<void*>& unused = times.unused[device];
   if (unused.empty()) return nullptr;
@@ -56,7 +56,7 @@ void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device) {
   return event;
 }
 
-// Whether the session of a thread is the one that records. Under the mutex.
+// Whether the session of this generation records. Under the mutex.
 bool is_recording(const DeviceTimes& times, uint64_t generation) {
   return times.running && times.generation == generation;
 }
@@ -95,7 +95,7 @@ void record_event(DeviceTimes& times, ThreadState& thread, const c10::Stream& st
   }
 }
 
-// Starts the reader, whose signals are all other threads'.
+// Starts the reader, which gets no signals.
 void start_reader(DeviceTimes& times) {
   sigset_t all, before;
   sigfillset(&all);
@@ -109,7 +109,7 @@ void start_reader(DeviceTimes& times) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// False where the reader waits for the device, and is left alone with it.
+// Ends the reader. False if it still waits for the device: then it is abandoned.
 bool end_reader(DeviceTimes& times, std::thread reader) {
   std::unique_lock<std::mutex> lock(times.mutex);
   times.running = false;
@@ -124,7 +124,7 @@ bool end_reader(DeviceTimes& times, std::thread reader) {
   return true;
 }
 
-// Takes back the events that will not be read; they may be recorded again at any time.
+// Makes the events that will not be read unused; they may be recorded again at any time.
 void take_back_events(DeviceTimes& times) {
   for (const std::shared_ptr<DeviceStream>& stream : times.streams) {
     for (const QueuedEvent& queued : stream->queued) {
@@ -185,7 +185,7 @@ PyObject* start_device_times(PyObject*, PyObject* device_type) {
     if (guard == nullptr || guard->deviceCount() == 0) return PyUnicode_FromFormat("there is no device %s", name);
     if (device_times.load() == nullptr) device_times.store(new DeviceTimes);
     DeviceTimes& times = *device_times.load();
-    // They began already, or a signal's handler or another thread has ended the recording meanwhile.
+    // Device times run already, or a signal's handler or another thread has ended the recording meanwhile.
     if (times.reader.joinable() || times.ending || engine.active_session.load() == nullptr) Py_RETURN_NONE;
     {
       const std::lock_guard<std::mutex> lock(times.mutex);
@@ -209,7 +209,7 @@ PyObject* stop_device_times(PyObject*, PyObject*) {
   engine.device_times_active.store(false);
   DeviceTimes* times = device_times.load();
   if (times == nullptr || !times->reader.joinable()) {
-    // The ends of captures that go on are not seen any more. The reader has to know of them as long as it runs.
+    // The ends of running captures will not be seen. While the reader runs, it must know of captures.
     if (times == nullptr || !times->ending) device_captures.store(0);
     Py_RETURN_NONE;
   }
@@ -220,7 +220,7 @@ PyObject* stop_device_times(PyObject*, PyObject*) {
   Py_END_ALLOW_THREADS times->ending = false;
   device_captures.store(0);
   if (!is_over) {
-    // It may go on at any time, with what it holds; the next session has its own.
+    // The reader may continue at any time, with its state; the next session gets a new state.
     if (times == device_times.load()) device_times.store(nullptr);
     return PyUnicode_FromString("the device has not answered for two seconds");
   }
@@ -235,12 +235,12 @@ PyObject* await_device(PyObject*, PyObject* begin) {
 }
 
 PyObject* choose_for_device(PyObject*, PyObject* name_id) {
-  const long long chosen = PyLong_AsLongLong(name_id);
-  if (chosen < 0 || chosen >= kNoName) return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_None);
+  const long long id = PyLong_AsLongLong(name_id);
+  if (id < 0 || id >= kNoName) return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_None);
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session != nullptr) {
-    if (session->on_device.size() <= static_cast<size_t>(chosen)) session->on_device.resize(chosen + 1);
-    session->on_device[chosen] = true;
+    if (session->on_device.size() <= static_cast<size_t>(id)) session->on_device.resize(id + 1);
+    session->on_device[id] = true;
   }
   Py_RETURN_NONE;
 }
@@ -248,7 +248,7 @@ PyObject* choose_for_device(PyObject*, PyObject* name_id) {
 PyObject* begin_capture(PyObject*, PyObject*) {
   device_captures.fetch_add(1);
   if (DeviceTimes* times = device_times.load()) {
-    // Once the reader has asked what it asks now, it asks no more. That may take as long as the device takes no work.
+    // Wait for the reader's current query; then it makes no more. The wait can last until the device accepts work.
     Py_BEGIN_ALLOW_THREADS { const std::lock_guard<std::mutex> lock(times->asking); }
     Py_END_ALLOW_THREADS
   }

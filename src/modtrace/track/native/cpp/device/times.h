@@ -1,5 +1,5 @@
-// Device times: events of an accelerator around chosen calls, and what the thread that reads them shares with those
-// that record them.
+// Device times: events of an accelerator around chosen calls, and the state shared by the reader's thread and the
+// threads that record events.
 
 #pragma once
 
@@ -37,74 +37,74 @@ struct QueuedEvent {
   int64_t number, thread_bits;
 };
 
-// A stream that has had events. The deque is the reader's at its front, and the recording threads' at its end.
+// A stream with events. The reader uses the front of the deque, and the recording threads its end.
 struct DeviceStream {
   DeviceStream(const c10::Stream& stream, int64_t key) : stream(stream), key(key) {}
 
   const c10::Stream stream;
-  const int64_t key;     // number and device index, as slots have them
-  std::mutex recording;  // held while an event is recorded, so that they are queued as they are reached
+  const int64_t key;     // number and device index, as in slots
+  std::mutex recording;  // held while an event is recorded, so that events are queued in the stream's order
   std::deque<QueuedEvent> queued;
 
-  // The reader's: the event that it asks for, since when, and when it tells next that it is not done.
+  // Used by the reader: the awaited event, the time of its first query, and the time of the next pending event.
   int64_t asked_number = -1, asked_since = 0, next_pending = 0;
 };
 
-// The clock of one device; the reader's alone.
+// The clock of one device, used only by the reader.
 struct DeviceClock {
-  void* event = nullptr;  // recorded to read the clock, on a stream where nothing else runs
+  void* event = nullptr;  // recorded to read the clock, on a stream of its own
   c10::Stream stream;
-  void* anchor = nullptr;    // elapsed times are taken from this one …
-  int64_t anchor_ns = 0;     // … and this is what the clock showed there
-  int64_t next_reading = 0;  // when it is due, monotonic ns
-  bool is_used = true;       // whether any time was told by it since it was read
-  bool is_read = false;      // whether it was ever
+  void* anchor = nullptr;    // the event from which elapsed times are measured
+  int64_t anchor_ns = 0;     // the clock's time at the anchor
+  int64_t next_reading = 0;  // time of the next reading, monotonic ns
+  bool is_used = true;       // whether the clock gave any time since its last reading
+  bool is_read = false;      // whether it was ever read
 
-  // In the last round: whether the device reached any event, and whether it has others to reach.
+  // In the last round: whether the device reached any event, and whether it has not reached others.
   bool has_moved = false, is_awaited = false;
 
-  // Where it may be that the device takes no more work, which who records an event would wait for.
+  // Whether the device may accept no more work, so that recording an event would wait.
   bool is_stuck() const { return is_awaited && !has_moved; }
 };
 
-// Never destroyed, as the engine's state; replaced in a forked child, and where the device never answers its reader.
+// Never destroyed, like the engine's state; replaced in a forked child, and if the device never answers its reader.
 struct DeviceTimes {
   const c10::impl::DeviceGuardImplInterface* guard = nullptr;
   std::array<std::atomic<bool>, kMaxDevices> has_context{};
-  std::mutex asking;    // the reader holds it while it asks the device; taken before `mutex`
-  bool ending = false;  // whether somebody waits for the reader to end; guarded by the interpreter's lock
+  std::mutex asking;    // held by the reader while it queries the device; acquired before `mutex`
+  bool ending = false;  // whether a thread waits for the reader's end; guarded by the interpreter's lock
 
-  // Guards what follows, and `queued` of each stream. Nobody takes the interpreter's lock under it, nor calls the
-  // device: to record waits where the device takes no more work, and then the reader has to go on. Taken last.
+  // Guards the fields below, and `queued` of each stream. A thread that holds it acquires no other lock and does not
+  // call the device: recording waits if the device accepts no more work, and then the reader must go on.
   std::mutex mutex;
-  uint64_t generation = 0;  // of the session whose events these are
+  uint64_t generation = 0;  // number of the session of these events
   bool running = false;
-  std::vector<std::shared_ptr<DeviceStream>> streams;  // by number; shared with who records when the session ends
+  std::vector<std::shared_ptr<DeviceStream>> streams;  // by number; shared with threads that still record at the end
   std::map<c10::DeviceIndex, std::vector<void*>> unused;
-  size_t events = 0;  // recorded and not read
+  size_t events = 0;  // number of events that were recorded and not read
   int64_t next_number = 0;
   std::string failure;
   bool reader_is_over = false;
   std::condition_variable wake;
 
-  // The reader's.
+  // Used by the reader.
   std::map<c10::DeviceIndex, DeviceClock> clocks;
   ThreadState* const reader_state = add_thread_state();
   std::thread reader;
-  std::atomic<bool> abandoned{false};  // no thread waits for the reader any more, which still waits for the device
+  std::atomic<bool> abandoned{false};  // whether no thread waits for the reader any more, which waits for the device
 };
 
 inline std::atomic<DeviceTimes*> device_times{nullptr};
 
-// Of graphs that torch captures now; a capture may have begun before device times.
+// Number of running captures of graphs; a capture may have started before device times.
 inline std::atomic<int> device_captures{0};
 
-constexpr std::chrono::seconds kStopTimeout(1);  // how long the reader waits at stop for events that are queued still
+constexpr std::chrono::seconds kStopTimeout(1);  // maximum time that the reader waits at stop for queued events
 
 // Stops after an error of the device; the training goes on.
 void fail_device_times(DeviceTimes& times, const char* message);
 
-// What the reader's thread runs.
+// The function of the reader's thread.
 void read_device_events(DeviceTimes& times);
 
 }  // namespace modtrace
