@@ -52,6 +52,11 @@ def duration_text(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
+def ms_text(ns: float) -> str:
+    """Return nanoseconds as milliseconds with three decimals: `1,234.568 ms`."""
+    return f"{ns / 1e6:,.3f} ms"
+
+
 def counted(number: int, noun: str) -> str:
     """Return `1 span`, `1,200 spans`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._files import open_regular
-from .._tables import COUNT, LONG_MS, MODULE, TEXT, Column, Table, counted
+from .._tables import COUNT, LONG_MS, MODULE, TEXT, Column, Table, counted, ms_text
 from ..ring import Record, read_ring_records, whole_run_path
 
 _MAX_BYTES = 64 << 20
@@ -50,7 +50,7 @@ def whole_run_text(values: Mapping[str, Any], only: str | None = None, limit: in
     step = values["step"]
     line = f"whole run: {counted(values['spans'], 'span')}"
     if values["steps"]:
-        p50, p95, p99, slowest = (f"{step[field] / 1e6:,.3f} ms" for field in ("p50_ns", "p95_ns", "p99_ns", "max_ns"))
+        p50, p95, p99, slowest = (ms_text(step[field]) for field in ("p50_ns", "p95_ns", "p99_ns", "max_ns"))
         line = f"whole run: {counted(values['steps'], 'step')}, step p50 {p50}, p95 {p95}, p99 {p99}, slowest {slowest}"
     line = f"{line}; {_duration_text(values['seconds'])}"
     if values["missed_events"]:

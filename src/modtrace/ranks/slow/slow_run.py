@@ -31,6 +31,7 @@ from ..._tables import (
     join_texts,
     json_text,
     json_values,
+    ms_text,
     to_csv,
 )
 from ...live.places import processes_phrase
@@ -210,7 +211,7 @@ class SlowRun:
         return any(place.cost_ns >= max(place.steps * _COSTLY_NS, min_ns) for place in late.modules)
 
     def _rank_sentence(self, late: LateRank) -> str:
-        mean_ms = _ms(late.cost_ns / max(late.steps, 1))
+        mean = ms_text(late.cost_ns / max(late.steps, 1))
         place = f", mostly in {late.place}" if late.modules else ""
         if late.modules and late.modules[0].fqn == OUTSIDE and late.rank in self.lines:
             place += f", longest {self.lines[late.rank]}"
@@ -223,8 +224,8 @@ class SlowRun:
         percent = f"{100 * saved_ns / self.duration_ns if self.duration_ns else 0:.1f}"
         share = f" ({percent} %)" if float(percent) > 0 else ""
         return (
-            f"{self.name(late.rank)} was late in {late.steps:,} of {counted(len(self.steps), 'step')}, by {mean_ms} ms "
-            f"on average{place}; without this delay the run would be {_ms(late.saved_ns)} ms shorter{share}"
+            f"{self.name(late.rank)} was late in {late.steps:,} of {counted(len(self.steps), 'step')}, by {mean} "
+            f"on average{place}; without this delay the run would be {ms_text(late.saved_ns)} shorter{share}"
         )
 
     @property
@@ -335,10 +336,6 @@ class SlowRun:
     def to_json(self) -> str:
         """Return the values of `to_dict` as JSON text."""
         return json_text(self.to_dict())
-
-
-def _ms(ns: float) -> str:
-    return f"{ns / 1e6:,.3f}"
 
 
 def _step_place(step: StepFinding) -> ModulePhase:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..._arrays import BoolArray, Int64Array, sums_at
-from ..._tables import MODULE, MS, NAME, NUMBER, Column, Table, counted, fields_of
+from ..._tables import MODULE, MS, NAME, NUMBER, Column, Table, counted, fields_of, ms_text
 from ..nesting import is_outermost, self_times, times_in_phase, union_of
 from ..select import on_gpu
 from ..slices import FORWARD, PHASES, Slices
@@ -151,9 +151,7 @@ def device_table(device: DeviceSummary) -> Table:
 def device_totals(device: DeviceSummary) -> str:
     """Return a line about all streams: their time in modules, gaps, the clock's error bound, and lost events."""
     share = 100 * device.in_modules_ns / device.length_ns if device.length_ns else 0.0
-    text = (
-        f"{counted(device.streams, 'stream')} of devices: in modules {share:.1f} % of {device.length_ns / 1e6:,.3f} ms"
-    )
+    text = f"{counted(device.streams, 'stream')} of devices: in modules {share:.1f} % of {ms_text(device.length_ns)}"
     if device.gaps:
         mean_ns = (device.length_ns - device.in_modules_ns) / device.gaps
         text += f", {counted(device.gaps, 'gap')} of {mean_ns / 1e6:.3f} ms on average"

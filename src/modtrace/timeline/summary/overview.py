@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._tables import counted, duration_text
+from ..._tables import counted, duration_text, ms_text
 from ..collectives import Collectives
 from ..contents import LEFT_OUT, MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN, unsaved_sentence
 from ..memory import format_bytes
@@ -294,17 +294,16 @@ def _steps_line(steps: Steps, steps_of: str) -> str:
     if not steps:
         return "no spans"
     if not whole_steps:
-        return f"no whole step is marked: all {_ms(int(steps.columns.duration_ns.sum()))} count as 100 %"
+        return f"no whole step is marked: all {ms_text(int(steps.columns.duration_ns.sum()))} count as 100 %"
     training_ns, slowest = whole_steps.columns.training_ns, whole_steps.slowest[0]
     text = f"{counted(len(whole_steps), 'whole step')}{f' of {steps_of}' if steps_of else ''}"
-    text += f", median {_ms(median(training_ns))}"
+    text += f", median {ms_text(median(training_ns))}"
     if len(whole_steps) > 1:
-        text += (
-            f", p95 {_ms(nearest_rank(training_ns, 0.95))}, slowest {_ms(slowest.training_ns)} (step {slowest.step})"
-        )
+        text += f", p95 {ms_text(nearest_rank(training_ns, 0.95))}"
+        text += f", slowest {ms_text(slowest.training_ns)} (step {slowest.step})"
     evaluation_ns = whole_steps.columns.evaluation_ns
     if count := int(np.count_nonzero(evaluation_ns)):
-        text += f", without the {_ms(int(evaluation_ns.sum()))} of evaluation in {counted(count, 'step')}"
+        text += f", without the {ms_text(int(evaluation_ns.sum()))} of evaluation in {counted(count, 'step')}"
     return text
 
 
@@ -333,7 +332,7 @@ def _recompute_line(overview: Overview, steps: Steps) -> str:
     recompute_ns = median(columns.recompute_ns)
     share = columns.recompute_ns.sum() / columns.duration_ns.sum()
     modules = ", ".join(f"{counted(count, 'module')} of {name}" for name, count in overview.recomputed.items())
-    return f"checkpointing costs {_ms(recompute_ns)} of a step (median; {share:.1%} of all), to run {modules} again"
+    return f"checkpointing costs {ms_text(recompute_ns)} of a step (median; {share:.1%} of all), to run {modules} again"
 
 
 def compiled_names(timeline: Timeline) -> dict[str, list[str]]:
@@ -392,14 +391,10 @@ def communication_line(totals: Mapping[str, OperatorTotals]) -> str:
     parts += [f"{unnamed:,} others"] if unnamed else []
     call_ns, wait_ns = (sum(times) for times in zip(*((t.call_ns, t.wait_ns) for t in totals.values()), strict=True))
     calls = ", ".join(parts) or "only waits"
-    return f"communication: {calls}; calls take {call_ns / 1e6:,.3f} ms, waits {wait_ns / 1e6:,.3f} ms"
+    return f"communication: {calls}; calls take {ms_text(call_ns)}, waits {ms_text(wait_ns)}"
 
 
 def shortened(names: Sequence[object], limit: int = 3, separator: str = ", ") -> str:
     """Return the first `limit` names, and the number of the others."""
     unnamed = len(names) - limit
     return separator.join(map(str, names[:limit])) + (f" and {unnamed:,} more" if unnamed > 0 else "")
-
-
-def _ms(ns: int) -> str:
-    return f"{ns / 1e6:,.3f} ms"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..._tables import MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, Value, counted, fields_of
+from ..._tables import MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, Value, counted, fields_of, ms_text
 from .compiled import compiled_table
 from .device_summary import DeviceModule, device_table
 from .findings import findings_table
@@ -230,7 +230,7 @@ def _between_steps(summary: Summary) -> str:
     """Return a sentence about the time between steps that are calls or ranges; in a training this has backward too."""
     outside_ns = sum(summary.outside.values()) if summary.units else 0
     share = outside_ns / max(outside_ns + int(summary.steps.columns.duration_ns.sum()), 1)
-    parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE_PARTS])
+    parts = ", ".join(f"{part} {ms_text(ns)}" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE_PARTS])
     return f"{share:.1%} of the threads' time is between steps ({parts})" if outside_ns else ""
 
 
@@ -255,7 +255,7 @@ def around_line(summary: Summary) -> str:
 
 
 def _duration(ns: int) -> str:
-    return f"{ns / 1e9:,.1f} s" if ns >= 1e8 else f"{ns / 1e6:,.3f} ms"
+    return f"{ns / 1e9:,.1f} s" if ns >= 1e8 else ms_text(ns)
 
 
 def all_tables(summary: Summary) -> dict[str, Table]:
