@@ -86,6 +86,16 @@ def test_a_step_begins_without_the_calls_of_the_last_one() -> None:
     assert repeated.end() == {}
 
 
+def test_a_call_after_a_backward_pass_is_not_compared_with_those_before() -> None:
+    x, linear, repeated = torch.ones(2), nn.Linear(2, 2), RepeatedCalls()
+    for _ in range(2):
+        repeated.note(linear, (x,))
+        repeated.note(linear, (x,))
+        repeated.forget_inputs()
+
+    assert repeated.end() == {id(linear): 2}
+
+
 def test_a_module_that_holds_itself_is_noted() -> None:
     x, holder = torch.ones(2), nn.Module()
     holder._modules["self"] = holder

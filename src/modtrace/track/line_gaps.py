@@ -43,11 +43,16 @@ class LineGaps:
     A gap after a forward that builds a graph, or before a backward pass, belongs to the part `loss` of a step. A span
     is an outermost call of a module, a backward pass or a range. The thread that starts or ends a span calls this, with
     the GIL: so no other thread's frames are read, and no frame is kept. `on_call` gets the inputs of outermost calls,
-    `on_any_call` also those of inner ones, which begin as `INNER_CALL`.
+    `on_any_call` also those of inner ones, which begin as `INNER_CALL`. Backward passes call `on_backward` first.
     """
 
-    def __init__(self, on_call: _OnCall | None = None, on_any_call: _OnCall | None = None) -> None:
-        self._on_call, self._on_any_call = on_call, on_any_call
+    def __init__(
+        self,
+        on_call: _OnCall | None = None,
+        on_any_call: _OnCall | None = None,
+        on_backward: Callable[[], object] | None = None,
+    ) -> None:
+        self._on_call, self._on_any_call, self._on_backward = on_call, on_any_call, on_backward
         self._thread: int | None = None
         self._open: list[str] = []
         self._last_end_ns, self._last_end = 0, ("", "")
@@ -91,6 +96,8 @@ class LineGaps:
             self._on_any_call(module, inputs)
         if start_name == INNER_CALL:
             return
+        if start_name == "backward" and self._on_backward is not None:
+            self._on_backward()
         if start_name is not None:
             kind = start_name if start_name in _KINDS else category_of(start_name)
             if not self._open:

@@ -29,6 +29,10 @@ class RepeatedCalls:
         self._seen.clear()
         self._again.clear()
 
+    def forget_inputs(self) -> None:
+        """Forget the calls so far: those after a backward pass belong to another loss, whose gradients are added."""
+        self._seen.clear()
+
     def end(self) -> dict[int, int]:
         """Return the number of repeated calls by the id of the module."""
         again = self._again

@@ -86,7 +86,9 @@ class StepNotes:
         self._delays: list[tuple[int, int]] = []
         self._waited_ns = 0
         self._repeated_calls, self._same_inputs = RepeatedCalls(), dict[str, int]()
-        self._gaps, self._slow_gaps = LineGaps(self._note_shapes, self._repeated_calls.note), LineGaps()
+        repeated_calls = self._repeated_calls
+        self._gaps = LineGaps(self._note_shapes, repeated_calls.note, repeated_calls.forget_inputs)
+        self._slow_gaps = LineGaps()
         self._shapes_by_module: dict[int, str] = {}
         self._inputs: dict[str, list[tuple[int, str]]] = {}
         self._slow_gap_rows: Sequence[object] = ()
