@@ -37,6 +37,7 @@ def test_calls_with_the_same_tensors_and_plain_values_are_counted() -> None:
         lambda x, y: [(x,), (x, y)],
         lambda x, y: [(x, [1]), (x, [1])],  # what a list holds may be another by then
         lambda x, y: [(3,), (3,)],
+        lambda x, y: [(weight := nn.Parameter(x),), (weight,)],  # no references to parameters: they may be swapped
     ],
 )
 def test_calls_with_others_are_not(inputs: Callable[..., list[tuple[Any, ...]]]) -> None:
@@ -75,6 +76,14 @@ def test_what_drops_values_or_keeps_no_version_computes_something_else() -> None
         assert again(drops, (torch.ones(2),), (torch.ones(2),)) == 0
         own = torch.ones(2)
         assert again(drops, (own,), (own,)) == 0
+
+
+def test_calls_of_weights_without_a_version_are_not_compared() -> None:
+    x = torch.ones(2)
+    with torch.inference_mode():
+        linear = nn.Linear(2, 2)
+
+    assert again(linear, (x,), (x,)) == 0
 
 
 def test_a_step_begins_without_the_calls_of_the_last_one() -> None:

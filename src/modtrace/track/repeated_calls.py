@@ -1,5 +1,6 @@
 """Calls of modules with the inputs of an earlier call in the same step."""
 
+import contextlib
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -40,17 +41,22 @@ class RepeatedCalls:
         return again
 
     def note(self, module: object, inputs: tuple[Any, ...]) -> None:
-        """Note a call; it is a repeated one unless its inputs or weights were written since, or it has dropout."""
+        """Note a call. It counts if an earlier one had its inputs, and no input or first weight was written since."""
         if not isinstance(module, nn.Module) or current_graph_task() != NO_GRAPH_TASK:  # checkpoints run calls again
             return
-        with unseen_by_modes():
+        # Scripted modules lack these attributes, and weights made in inference mode have no version.
+        with unseen_by_modes(), contextlib.suppress(AttributeError, TypeError, RuntimeError):
             tensors = list[torch.Tensor]()
             weights = (
-                one._version for held in _with_inner(module) for one in [*held._parameters.values()] if one is not None
+                weight._version
+                for part in _with_inner(module)
+                for weight in [*part._parameters.values()]
+                if weight is not None
             )
             key: list[object] = [id(module), torch.is_grad_enabled(), next(weights, None)]
             for value in _flat(inputs):
-                if type(value) in (torch.Tensor, nn.Parameter) and not value.is_inference():
+                # Parameters are left out: torch does not swap tensors to which there are weak references.
+                if type(value) is torch.Tensor and not value.is_inference():
                     tensors.append(value)
                     key += [id(value), value._version]
                 elif type(value) in _PLAIN:

@@ -24,7 +24,7 @@ def find_repeated(measured: RuleInput, notes: NotedSteps, reported: Container[st
         per_step = float(measured.module_median_ns[index]) * min(repeats / max(calls, 1e-9), 1.0)
         if row.fqn not in reported and per_step >= max(_MIN_SAME_SHARE * measured.median_step_ns, measured.min_ns):
             evidence = f"called {times_text(calls)} a step, {times_text(repeats)} of these with the tensors of an "
-            evidence += f"earlier call, which gives the same result: {short_ms(per_step)} a step"
+            evidence += f"earlier call, which gives the same result unless it is random: {short_ms(per_step)} a step"
             evidence += f", inside {outer[0]}" if outer else ""
             title, show = "is called again with the same inputs", only_option(row.fqn)
             yield measured.finding(title, row.fqn, "forward", evidence=evidence, show=show, ns=per_step)
