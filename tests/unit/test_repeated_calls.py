@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from modtrace.track.repeated_calls import RepeatedCalls
+from modtrace.track.sampling import RepeatedCalls
 
 
 def again(module: nn.Module, *calls: tuple[Any, ...]) -> int:

@@ -22,8 +22,7 @@ from .native.engine import NativeEngine
 from .optimizer_steps import ids_of_parameters
 from .python.engine import PythonEngine
 from .python.operators import OperatorCounts
-from .repeated_calls import RepeatedCalls
-from .sampling import ResidentMemory, RunDelay
+from .sampling import RepeatedCalls, ResidentMemory, RunDelay
 from .unseen import skip_all, unseen_by_modes
 
 _MAX_OPERATORS, _MAX_MODULES = 8, 32

@@ -34,9 +34,8 @@ from .occasions import (
     find_slow_steps,
     long_calls_text,
 )
-from .repeated import find_repeated
 from .shares import find_host_time, find_large_parts, find_reruns
-from .siblings import find_outliers
+from .siblings import find_outliers, find_repeated
 
 _MIN_LINES_SHARE = 0.05
 """Minimum share of the median step at which the program lines around a part are shown."""

@@ -1,8 +1,8 @@
-"""Rules for modules that differ from their siblings in time, calls, class, FLOPs or memory."""
+"""Rules for modules that differ from their siblings in time, calls, class, FLOPs or memory, or are called again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +12,9 @@ from ...contents import place_in_lists
 from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
+from ..slow_steps import short_ms
 from .finding import MIN_SHARE, MIN_STEPS, Finding, RuleInput, ms_range, only_option, times_text
-from .noted import NotedSteps
+from .noted import MIN_SAME_INPUTS, NotedSteps
 
 _MIN_BYTES = 1 << 20
 _MIN_RATIO, _MIN_CALLS_RATIO = 2.0, 1.5
@@ -248,3 +249,25 @@ def _is_own(measured: RuleInput, row: ModuleTimes, siblings: Sequence[ModuleTime
 def _excess_of_call(row: ModuleTimes, siblings: Sequence[ModuleTimes], field: str) -> float:
     median = float(np.median([getattr(sibling, field) / max(sibling.calls, 1) for sibling in siblings]))
     return float(getattr(row, field)) / max(row.calls, 1) - median
+
+
+_MIN_SAME_SHARE = 0.05
+"""Minimum share of the median step for such calls, as for loops outside modules: the cause is known."""
+
+
+def find_repeated(measured: RuleInput, notes: NotedSteps, reported: Container[str | None]) -> Iterator[Finding]:
+    """Yield the outermost modules that are called again with the same inputs, except `reported` ones."""
+    seen: set[str] = set()
+    for index, row in sorted(enumerate(measured.rows), key=lambda item: item[1].fqn.count(".")):
+        repeats, outer = notes.same_inputs.get(row.fqn, 0.0), measured.outer[row.fqn]
+        if repeats < MIN_SAME_INPUTS or not seen.isdisjoint(outer):
+            continue
+        seen.add(row.fqn)
+        calls = float(measured.calls[index])
+        per_step = float(measured.module_median_ns[index]) * min(repeats / max(calls, 1e-9), 1.0)
+        if row.fqn not in reported and per_step >= max(_MIN_SAME_SHARE * measured.median_step_ns, measured.min_ns):
+            evidence = f"called {times_text(calls)} a step, {times_text(repeats)} of these with the tensors of an "
+            evidence += f"earlier call, which gives the same result unless it is random: {short_ms(per_step)} a step"
+            evidence += f", inside {outer[0]}" if outer else ""
+            title, show = "is called again with the same inputs", only_option(row.fqn)
+            yield measured.finding(title, row.fqn, "forward", evidence=evidence, show=show, ns=per_step)
