@@ -12,7 +12,7 @@ const browser = await puppeteer.launch({
   extraPrefsFirefox: { "general.smoothScroll": false },
 });
 const page = await browser.newPage();
-// A Firefox with long-term support does not know all that this also asks for; the size it knows.
+// A Firefox with long-term support does not know every setting that this also requests, but it knows the size.
 await page.setViewport({ width: 1600, height: 900 }).catch((error) => {
   if (!String(error).includes("unknown command")) throw error;
 });
@@ -22,7 +22,10 @@ page.on("console", (message) => {
   if (message.type() === "error") errors.push(message.text());
 });
 
-/** Asks the page until `check` holds there; what waits inside of it is code made of text, which the page forbids. */
+/**
+ * Polls from here until `check` is true in the page. Waiting inside the page would evaluate text as code, which it
+ * forbids.
+ */
 async function until(check, argument) {
   const end = Date.now() + 60_000;
   while (!(await page.evaluate(check, argument))) {

@@ -1,11 +1,11 @@
-/** A Vite plugin: script and style go into the page itself, and the page forbids everything else. */
+/** A Vite plugin: puts script and style into the page itself; the page forbids everything else. */
 import { createHash } from "node:crypto";
 
 import type { Plugin } from "vite";
 
 const source = (text: string) => `'sha256-${createHash("sha256").update(text).digest("base64")}'`;
 
-/** JavaScript that may stand inside a script element: neither its end tag nor a comment can occur. */
+/** JavaScript that is safe inside a script element: it contains neither the end tag nor the start of a comment. */
 const embeddable = (code: string) => code.replace(/<\/(script)/gi, "<\\/$1").replace(/<!--/g, "\\x3C!--");
 
 export function singlePage(): Plugin {

@@ -1,19 +1,19 @@
-/** One colour per module class, which depends on the class alone: the same in every recording. */
+/** One colour per module class. It depends only on the class, so it is the same in every recording. */
 import { type Change, ranOtherwise, type Verdict } from "./trace/comparison";
 import type { Name } from "./trace/trace";
 
 export interface Color {
   /** `#rrggbb` of the span. */
   readonly fill: string;
-  /** Black or white, whichever reads better on it. */
+  /** Black or white, the one with more contrast to `fill`. */
   readonly ink: string;
 }
 
-/** What colours are made of, in Oklch: all hues, and these ranges of lightness and chroma. */
+/** The colour space, in Oklch: all hues, and these ranges of lightness and chroma. */
 const LIGHTNESS = { min: 0.46, max: 0.82 } as const;
 const CHROMA = { min: 0.08, max: 0.14 } as const;
 
-/** FNV-1a over UTF-16 units, finished so that short names spread. */
+/** FNV-1a over UTF-16 units, with a final mix so that short names get different colours. */
 export function hash(text: string): number {
   let value = 0x811c9dc5;
   for (let i = 0; i < text.length; i++) value = Math.imul(value ^ text.charCodeAt(i), 0x01000193);
@@ -21,7 +21,7 @@ export function hash(text: string): number {
   return (value ^ (value >>> 16)) >>> 0;
 }
 
-/** 8-bit sRGB channels of a colour in Oklch, cut to what sRGB has. */
+/** 8-bit sRGB channels of an Oklch colour, clipped to the sRGB gamut. */
 function rgb(lightness: number, chroma: number, hue: number): [number, number, number] {
   const a = chroma * Math.cos((hue * Math.PI) / 180);
   const b = chroma * Math.sin((hue * Math.PI) / 180);
@@ -40,7 +40,7 @@ function rgb(lightness: number, chroma: number, hue: number): [number, number, n
   }) as [number, number, number];
 }
 
-/** Where black and white have the same contrast, as WCAG computes it. */
+/** The luminance at which black and white have the same contrast, as defined by WCAG. */
 const MIN_LUMINANCE_FOR_BLACK = 0.179;
 
 const toHex = (channel: number): string => channel.toString(16).padStart(2, "0");
@@ -74,14 +74,14 @@ export const shades = (hue: number, count: number): Color[] =>
   Array.from({ length: count }, (_, i) => i / (count - 1)).map((depth) =>
     toColor(rgb(0.94 - 0.5 * depth, 0.02 + 0.11 * depth, hue)),
   );
-/** For what a span took, and for what it gave back. */
+/** Hues for memory that a span takes, and for memory that it frees. */
 export const TAKEN_HUE = 45;
 export const GIVEN_HUE = 250;
-/** What took nothing, and of what that is not known. */
+/** Colours for a cost of 0 and for an unknown cost. */
 export const NOTHING: Color = { fill: "#d3d9df", ink: "#000000" };
 export const UNKNOWN: Color = { fill: "#a9b4bf", ink: "#000000" };
 
-/** What the spans of a comparison are painted in: what changed stands out. */
+/** Colours for the spans of a comparison: changed spans stand out. */
 export const VERDICT_COLORS: Readonly<Record<Verdict, Color>> = {
   slower: { fill: "#c2410c", ink: "#ffffff" },
   longer: { fill: "#c2410c", ink: "#ffffff" },
@@ -93,14 +93,14 @@ export const VERDICT_COLORS: Readonly<Record<Verdict, Color>> = {
   removed: { fill: "#7446a8", ink: "#ffffff" },
 };
 
-/** Of what ran more or less often: its time per step says little else. */
+/** For a module with a changed number of calls: its time per step then says little. */
 export const RAN_OTHERWISE: Color = { fill: "#0f8b8d", ink: "#000000" };
 
-/** What the spans of a change are painted in. */
+/** The colour for the spans of a change. */
 export const colorOfChange = (change: Change): Color =>
   ranOtherwise(change) ? RAN_OTHERWISE : VERDICT_COLORS[change.verdict];
 
-/** What the parts of a step are painted in; a range of the user's has the colour of its name. */
+/** Colours for the parts of a step; a user's range has the colour of its name. */
 const PART_COLORS: Readonly<Record<string, Color>> = {
   "data loading": { fill: "#e08a1e", ink: "#000000" },
   forward: { fill: "#3a9e5c", ink: "#000000" },
@@ -120,15 +120,15 @@ const PART_COLORS: Readonly<Record<string, Color>> = {
 /** The colour of a part of a step, or of a range's category. */
 export const partColor = (part: string): Color => PART_COLORS[part] ?? colorOf(part);
 
-/** What the class of a range begins with; its category follows. */
+/** Prefix of the class of a range; its category follows. */
 const RANGE_CLASS = "range · ";
 
-/** What decides the colour of a name: its class, of a range its category, of a range of the user's its own name. */
+/** The key of a name's colour: its class; for a range, its category; for a user's range, its own name. */
 export function colorKey({ label, moduleClass }: Pick<Name, "label" | "moduleClass">): string {
   return moduleClass === `${RANGE_CLASS}user` ? label : moduleClass || label;
 }
 
-/** The colour of each key of a colour. */
+/** The colour of each key. */
 export function assignColors(keys: Iterable<string>): Map<string, Color> {
   const color = (key: string) =>
     key.startsWith(RANGE_CLASS) ? partColor(key.slice(RANGE_CLASS.length)) : colorOf(key);

@@ -1,4 +1,4 @@
-/** Reads the timeline out of the page and shows it; where that fails, says why. */
+/** Reads the timeline out of the page and shows it, or shows the error. */
 import { render } from "preact";
 
 import { createSession } from "./session";
@@ -14,7 +14,7 @@ document.documentElement.dataset.theme = theme.value;
 async function openTimeline(): Promise<void> {
   const data = document.getElementById("modtrace-data");
   const block = await unpack(data?.textContent ?? "");
-  // The text is as large as the file, and not needed again.
+  // The text is as large as the file, and is not needed any more.
   data?.remove();
   const session = createSession(decode(block));
   const { processes, comparison } = session.whole.trace;

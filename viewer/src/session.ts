@@ -1,4 +1,4 @@
-/** What the page shows: the recording, or two of its steps side by side. */
+/** The content of the page: the recording, or two of its steps side by side. */
 import { computed, type ReadonlySignal, signal, untracked } from "@preact/signals";
 
 import { compareSteps } from "./analysis/compare-steps";
@@ -9,12 +9,12 @@ import type { Trace } from "./trace/trace";
 export type StepPair = readonly [first: number, second: number];
 
 export interface Session {
-  /** The recording as a whole. */
+  /** The whole recording. */
   readonly whole: Store;
   readonly compared: ReadonlySignal<StepPair | null>;
-  /** What is shown. */
+  /** The store of the trace that is shown. */
   readonly store: ReadonlySignal<Store>;
-  /** Show two steps side by side; null, and what are no two steps of the recording: the recording. */
+  /** Show two steps side by side. For null or an invalid pair, show the whole recording. */
   readonly compare: (pair: StepPair | null) => void;
 }
 

@@ -27,17 +27,17 @@ import { type Step, shownStep, stepBeside, stepsOf } from "./trace/steps";
 import { extent, spansByLink, type TimeRange, type Trace } from "./trace/trace";
 
 export type Tab = "findings" | "changes" | "selection" | "modules" | "steps" | "flame" | "recording";
-/** What the colour of a span tells: its class, how it changed, or what it cost. */
+/** The meaning of span colours: the class, the change, or a cost. */
 export type ColorBy = "class" | "change" | Cost;
 
-/** The colours that spans are painted in. */
+/** The colours of spans. */
 export interface Coloring {
   readonly colors: readonly Color[];
   /** Index into `colors`. */
   readonly ofSpan: (span: number) => number;
 }
 
-/** Steps without marks, as calls can be; one alone is the whole recording. */
+/** Steps without marks (calls can be steps). A single one is the whole recording, so it is not used. */
 function unmarkedSteps({ stepParts }: Trace): readonly Step[] {
   return stepParts && stepParts.steps.length > 1 ? stepParts.steps : [];
 }
@@ -48,25 +48,25 @@ export function createStore(trace: Trace) {
   const marked = stepsOf(trace);
   const steps: readonly Step[] = marked.length ? marked : unmarkedSteps(trace);
 
-  /** The viewport that shows all. */
+  /** The viewport that shows the whole trace. */
   const home = withMargin(bounds, bounds);
   const viewport = signal<TimeRange>(home);
   /** Index of the selected span, -1 for none. */
   const selected = signal(-1);
-  /** The range of time that totals are of; null for the whole recording. */
+  /** The range of time that totals cover; null for the whole recording. */
   const range = signal<TimeRange | null>(null);
   const query = signal("");
   /** Keys of folded rows. */
   const folded = signal<ReadonlySet<string>>(new Set());
   const { comparison } = trace;
   const found: readonly Tab[] = trace.findings.length ? ["findings"] : [];
-  /** Totals are of a recording, and not of two sides together. */
+  /** A comparison has no totals, because they would mix its two sides. */
   const tabs: readonly Tab[] = comparison
     ? ["changes", "selection", "recording"]
     : [...found, "selection", "modules", ...(steps.length > 1 ? (["steps"] as const) : []), "flame", "recording"];
   const firstTab: Tab = comparison ? "changes" : (found[0] ?? "modules");
   const tab = signal<Tab>(firstTab);
-  /** What colours can tell here; the first is chosen until the user says otherwise. */
+  /** The values that colours can show for this trace; the first is the default. */
   const colorings: readonly ColorBy[] = [
     ...(comparison ? (["change"] as const) : []),
     "class",
@@ -74,31 +74,33 @@ export function createStore(trace: Trace) {
     ...(hasFlops(trace) ? (["flops"] as const) : []),
   ];
   const colorBy = signal(colorings[0]);
-  /** The change whose spans are highlighted; null for none. An index into the comparison's. */
+  /** The change whose spans are highlighted, an index into the comparison's changes; null for none. */
   const pickedChange = signal<number | null>(null);
   const grouping = signal<Grouping>("module");
-  /** The module or class whose spans are highlighted; null for none. An index into the groups of `grouping`. */
+  /** The module or class whose spans are highlighted, an index into the groups of `grouping`; null for none. */
   const pickedGroup = signal<number | null>(null);
   const device = signal<Device>("cpu");
   /** The root font size in CSS pixels. */
   const rem = signal(16);
-  /** Depth levels shown of each track. */
+  /** Maximum number of depth levels shown of each track. */
   const maxLevels = signal(Infinity);
-  /** Counts up when the viewport goes to something, as against panning and zooming. */
+  /** Increases when the viewport jumps to a target, but not when it pans or zooms. */
   const jumps = signal(0);
-  /** Counts up when the selection must be scrolled into sight. */
+  /** Increases when the selection must be scrolled into view. */
   const scrollRequests = signal(0);
 
   const metrics = computed(() => metricsFor(rem.value));
   const depthCounts = levels.map((depths) => depths.length);
-  /** Depth levels of the deepest track. */
+  /** Number of depth levels of the deepest track. */
   const deepest = depthCounts.reduce((most, count) => Math.max(most, count), 0);
   const rows = computed(() => {
     const depths = depthCounts.map((count) => Math.min(count, maxLevels.value));
     return layoutRows(trace, depths, folded.value, metrics.value);
   });
   const groups = computed(() => groupsOf(trace, grouping.value));
-  /** What the search says: a flag per span, null where nothing is searched; and why it cannot be read, if so. */
+  /**
+   * The result of the search: a flag per span (null without a search), and the error of a query that cannot be parsed.
+   */
   const search = computed((): { readonly flags: Uint8Array | null; readonly error: string } => {
     try {
       return { flags: matchSpans(trace, parseQuery(query.value)), error: "" };
@@ -107,7 +109,7 @@ export function createStore(trace: Trace) {
       return { flags: new Uint8Array(trace.spans.count), error: error.message };
     }
   });
-  /** A flag per span, those of the search and of the group that was picked; null where neither is. */
+  /** A flag per span: 1 if it matches the search and the picked group or change; null if there is neither. */
   const highlighted = computed(() => {
     const { flags } = search.value;
     const change = pickedChange.value;
@@ -124,7 +126,7 @@ export function createStore(trace: Trace) {
     Cost,
     ReadonlySignal<Float64Array>
   >;
-  /** What spans cost that the colour tells; null where it tells something else. */
+  /** The cost that colours show; null if they show no cost. */
   const coloredCost = computed(() => {
     const cost = colorBy.value;
     if (!isCost(cost)) return null;
@@ -144,7 +146,7 @@ export function createStore(trace: Trace) {
       };
     }
     if (comparison && colorBy.value === "change") {
-      // What was not compared, as work on GPUs may be.
+      // For spans that were not compared, such as work on GPUs.
       const unknown = comparison.changes.length;
       const colors = [...comparison.changes.map(colorOfChange), VERDICT_COLORS["cannot tell"]];
       return { colors, ofSpan: (span) => (comparison.ofSpan[span] < 0 ? unknown : comparison.ofSpan[span]) };
@@ -155,13 +157,15 @@ export function createStore(trace: Trace) {
   });
   const matches = computed(() => flaggedSpans(highlighted.value));
   const matchCounts = computed(() => countBars(trace, (bar) => highlighted.value?.[bar] === 1));
-  /** Index of the one step in sight, and of those that the keys lead to; -1 for none. */
+  /** Index of the step that fills the view, and of those that the keys go to; -1 for none. */
   const step = computed(() => shownStep(steps, viewport.value));
   const previousStep = computed(() => stepBeside(steps, viewport.value, -1));
   const nextStep = computed(() => stepBeside(steps, viewport.value, 1));
 
   let byLink: Map<number, number[]> | undefined;
-  /** All spans of a span's call, itself too: forward, backward, recompute. Empty where none is linked. */
+  /**
+   * All spans of a span's call, including the span itself: forward, backward, recompute. Empty if the span has no link.
+   */
   const linkedSpans = (span: number): readonly number[] => {
     if (span < 0 || trace.spans.link[span] < 0) return [];
     byLink ??= spansByLink(trace.spans);
@@ -178,7 +182,7 @@ export function createStore(trace: Trace) {
     folded.value = new Set([...folded.value].filter((key) => !keys.includes(key)));
   };
 
-  /** Select a span (-1 for none) and, with `show`, bring it into sight. */
+  /** Select a span (-1 for none) and, with `show`, bring it into view. */
   const select = (span: number, options: { show: boolean } = { show: true }) =>
     batch(() => {
       selected.value = span;
@@ -190,7 +194,7 @@ export function createStore(trace: Trace) {
       scrollRequests.value++;
     });
 
-  /** Zoom to where a finding is, and select what it names. */
+  /** Zoom to the place of a finding, and select its module or range. */
   const showFinding = (finding: Finding) =>
     batch(() => {
       const from = tab.value;
@@ -212,12 +216,12 @@ export function createStore(trace: Trace) {
     jumps.value++;
   };
 
-  /** Zoom to a step; to none (-1) changes nothing. */
+  /** Zoom to a step; -1 changes nothing. */
   const toStep = (index: number) => {
     if (steps[index]) show(steps[index]);
   };
 
-  /** Choose the range of time that totals are of; of what lies outside the recording, nothing. */
+  /** Choose the range of time that totals cover. It is cut at the ends of the recording. */
   const setRange = (next: TimeRange | null) =>
     batch(() => {
       range.value = next && overlapOf(next, bounds);
@@ -230,7 +234,7 @@ export function createStore(trace: Trace) {
       pickedGroup.value = null;
     });
 
-  /** Highlight the spans of a group; of the picked one no longer. */
+  /** Highlight the spans of a group, or remove the highlight if it is picked already. */
   const pickGroup = (group: number | null) => {
     pickedGroup.value = group === pickedGroup.value ? null : group;
   };
@@ -242,7 +246,7 @@ export function createStore(trace: Trace) {
   };
 
   const processKeys = rows.peek().flatMap(({ type, key }) => (type === "process" ? [key] : []));
-  /** Fold all processes; where all are folded, unfold them. */
+  /** Fold all processes, or unfold them if all are folded. */
   const foldAll = () => {
     const allFolded = processKeys.every((key) => folded.value.has(key));
     const others = [...folded.value].filter((key) => !processKeys.includes(key));

@@ -1,11 +1,11 @@
-/** Light or dark: the system's, until the user says otherwise. */
+/** Light or dark: the system's theme, until the user chooses. */
 import { signal } from "@preact/signals";
 
 export type Theme = "light" | "dark";
 
 const STORAGE_KEY = "modtrace-theme";
 
-// Storage is refused in sandboxed frames and to some file:// pages; then the choice lasts as long as the page.
+// Sandboxed frames and some file:// pages refuse storage; then the choice lasts as long as the page.
 function storedTheme(): Theme | null {
   try {
     const value = localStorage.getItem(STORAGE_KEY);
@@ -32,7 +32,7 @@ export function toggleTheme(): void {
   }
 }
 
-/** The colours and fonts that canvases are painted with; the values are the style sheet's. */
+/** Colours and fonts of the canvases, with the values of the style sheet. */
 const COLOR_NAMES = [
   "ground",
   "line",
@@ -52,11 +52,11 @@ const COLOR_NAMES = [
 
 export type CanvasColors = Readonly<Record<(typeof COLOR_NAMES)[number], string>> & {
   readonly font: string;
-  /** A narrow one, for the labels of spans. */
+  /** A narrow font for the labels of spans. */
   readonly spanFont: string;
 };
 
-/** Read the values from the style sheet, as the theme has them now. */
+/** Read the values of the current theme from the style sheet. */
 export function readCanvasColors(): CanvasColors {
   const style = getComputedStyle(document.documentElement);
   const styleValue = (property: string) => style.getPropertyValue(property).trim();

@@ -1,4 +1,4 @@
-/** The view in the page's address: what a link, a reload, back and forward bring back. */
+/** The view in the page's address, which a link, a reload, back and forward restore. */
 import { batch, effect } from "@preact/signals";
 import { COSTS } from "./analysis/costs";
 import { overlapOf } from "./layout/viewport";
@@ -8,12 +8,12 @@ import type { TimeRange } from "./trace/trace";
 
 const TABS: readonly Tab[] = ["findings", "changes", "selection", "modules", "steps", "flame", "recording"];
 const COLORINGS: readonly ColorBy[] = ["class", "change", ...COSTS];
-/** After the last change it takes this long until the address has it. */
+/** Time from the last change until the address is updated. */
 const QUIET_MS = 250;
 
-/** What the address holds; all of it optional, so that a link may say only what matters. */
+/** The contents of the address. Each part is optional, so a link may contain only the relevant parts. */
 export interface ViewState {
-  /** The two steps that are shown side by side; all else is about them then. */
+  /** The two steps shown side by side; then all other parts refer to them. */
   readonly compare?: StepPair;
   readonly viewport?: TimeRange;
   readonly range?: TimeRange;
@@ -31,7 +31,7 @@ export interface ViewState {
   readonly color?: ColorBy;
 }
 
-/** Times are in ns after the first moment, to a thousandth. */
+/** Times are in ns after the trace's base, rounded to a thousandth. */
 const encodeRange = ({ start, end }: TimeRange): string => `${+start.toFixed(3)},${+end.toFixed(3)}`;
 
 function decodeRange(text: string | null): TimeRange | undefined {
@@ -67,11 +67,11 @@ export function encodeView(view: ViewState): string {
   add("change", view.change);
   add("color", view.color);
   add("fold", view.folded?.map((key) => key.replace(" ", "-")).join(","));
-  // Commas may stand in a fragment as they are.
+  // Commas are allowed in a fragment without encoding.
   return parameters.toString().replaceAll("%2C", ",");
 }
 
-/** Read what `encodeView` wrote; what cannot be read is left out. */
+/** Parse the output of `encodeView`, and ignore invalid parts. */
 export function decodeView(hash: string): ViewState {
   const parameters = new URLSearchParams(hash.replace(/^#/, ""));
   const tab = TABS.find((name) => name === parameters.get("tab"));
@@ -117,10 +117,10 @@ function readView({ compared, store: { value: store } }: Session): ViewState {
   };
 }
 
-/** Show a view, but for what fits nothing that there is to show. */
+/** Apply a view; ignore the parts that do not exist in this trace. */
 function applyView(session: Session, view: ViewState): void {
   session.compare(view.compare ?? null);
-  // Places are those of the steps that it compares: where these are none, there are no such places.
+  // Indexes refer to the two compared steps; without these steps they are ignored.
   const places = Boolean(view.compare) === Boolean(session.compared.value) ? view : {};
   const store: Store = session.store.value;
   const { trace, bounds } = store;
@@ -153,21 +153,21 @@ function applyView(session: Session, view: ViewState): void {
   });
 }
 
-/** Say the view in the address: in a new entry of the history, or in the current one. */
+/** Write the view to the address: as a new entry of the history, or in the current one. */
 function setAddress(view: string, isNewEntry: boolean): void {
   try {
     if (isNewEntry) history.pushState(null, "", `#${view}`);
     else history.replaceState(null, "", `#${view}`);
   } catch {
-    // A frame without an address of its own has none to keep; and browsers refuse too many changes at once.
+    // A frame without its own address cannot keep it, and browsers refuse too many changes at once.
   }
 }
 
 /**
- * Keep the address and what is shown the same. Panning and zooming change the current entry of the history; all else, and a
- * zoom to something, makes a new one.
+ * Keep the address and the view the same. Panning and zooming replace the current entry of the history; other changes,
+ * and a jump to a target, add a new one.
  *
- * @returns how to stop
+ * @returns the cleanup function
  */
 export function syncWithAddress(session: Session): () => void {
   let timer: ReturnType<typeof setTimeout> | undefined;
@@ -179,7 +179,7 @@ export function syncWithAddress(session: Session): () => void {
   const restore = () => {
     clearTimeout(timer);
     const { hash } = location;
-    // A link to an element of the page is none to a view.
+    // A link to an element of the page is not a view.
     if (hash.length > 1 && !hash.includes("=")) return;
     applyView(session, decodeView(hash));
     const applied = readView(session);

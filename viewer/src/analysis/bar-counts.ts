@@ -1,4 +1,4 @@
-/** How many of what is drawn as bars: spans of modules, and what else threads do, which is none. */
+/** Numbers of bars by kind: spans of modules, backward passes, collectives and ranges. */
 import { plural } from "../format";
 import { isOfModules, type Trace } from "../trace/trace";
 
@@ -7,9 +7,9 @@ export interface BarCounts {
   readonly spans: number;
   /** Whole backward passes. */
   readonly passes: number;
-  /** Calls of torch.distributed, and waits for them. */
+  /** Calls of torch.distributed and waits for them. */
   readonly communication: number;
-  /** Ranges: what threads do by name. */
+  /** Ranges: named work of threads. */
   readonly ranges: number;
 }
 
@@ -31,7 +31,7 @@ export function countBars({ spans, tracks }: Trace, isCounted: (bar: number) => 
   return counts;
 }
 
-/** `425 spans, 5 backward passes`: each kind that there is. */
+/** `425 spans, 5 backward passes`: each kind with at least one bar. */
 export function describeBars({ spans, passes, communication, ranges }: BarCounts): string {
   const parts = [
     spans && plural(spans, "span"),

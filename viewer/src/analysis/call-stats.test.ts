@@ -4,7 +4,7 @@ import { makeTrace } from "../testing/make-trace";
 import { binOf, callStats, percentile } from "./call-stats";
 import { groupsOf } from "./totals";
 
-/* Ten forwards of 10, 20, … 100 ns; a backward of 1000 ns with a nested part of the same module in it. */
+/* Ten forwards of 10, 20, … 100 ns; a backward of 1000 ns that contains a nested part of the same module. */
 const forwards = Array.from({ length: 10 }, (_, i) => ({
   time: [i * 200, i * 200 + 10 * (i + 1)] as const,
   name: "lin: Linear/GPT.lin/Linear",

@@ -1,4 +1,4 @@
-/** How long the calls of a module or class took: the spread that a total hides. */
+/** Durations of the calls of a module or class: the spread that a total hides. */
 
 import { medianOf } from "../trace/steps";
 import { PHASES, type TimeRange, type Trace } from "../trace/trace";
@@ -8,7 +8,7 @@ import { forEachInterrupted, type Groups } from "./totals";
 export interface CallStats {
   readonly phase: (typeof PHASES)[number];
   readonly calls: number;
-  /** Nanoseconds: the shortest, the median, what 95 of 100 do not exceed, and the longest. */
+  /** Nanoseconds: the minimum, the median, the 95th percentile, and the maximum. */
   readonly min: number;
   readonly p50: number;
   readonly p95: number;
@@ -33,9 +33,9 @@ export function binOf(ns: number, min: number, max: number): number {
 }
 
 /**
- * The calls of a group that lie in the range, whole or in part, per phase that has any. A span inside another of the same
- * group and phase is part of that call and not counted; spans of another phase inside take nothing of it. Durations are
- * not cut at the range's ends.
+ * Statistics of the calls of a group that overlap the range, for each phase with calls. A span inside another of the
+ * same group and phase is part of that call and is not counted; spans of other phases inside are not subtracted.
+ * Durations are not cut at the ends of the range.
  */
 export function callStats(
   trace: Trace,

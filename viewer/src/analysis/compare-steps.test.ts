@@ -107,7 +107,8 @@ test("compareSteps says per module and phase what differs in self time", () => {
   expect([...ofSpan]).toEqual([0, 0, 5, 5, 2, 2, 3, 4, 1]);
   expect(titles).toEqual(["step 0", "step 1"]);
   expect(notes[0]).toBe("step 0 took 110 ns, step 1 150 ns: 40 ns (36.4 %) more.");
-  // The first step's mark is at 110, 10 after its last span; in the second backward ends 20 before it, and 40 lie in forward.
+  // The first step's mark is at 110, 10 after its last span. The second step's mark is 10 after forward, which contains
+  // all 40 of backward.
   expect(notes[1]).toMatch(
     /^Of that forward 100 ns → 100 ns, backward 0 ns → 40 ns, after 10 ns → 10 ns\. Before, between and after are outside/,
   );

@@ -1,4 +1,4 @@
-/** Two steps of a recording as a trace of its own: each is a group of processes, and both begin at time 0. */
+/** Two steps of a recording as a new trace: each step is a group of processes, and both start at time 0. */
 import { formatDuration } from "../format";
 import { durationOf } from "../layout/viewport";
 import type { Change, Comparison, Verdict } from "../trace/comparison";
@@ -8,22 +8,22 @@ import { STEP_PROCESS, type Step } from "../trace/steps";
 import type { CounterSeries, Mark, Spans, Trace } from "../trace/trace";
 import { describePhase } from "./describe";
 
-/** A difference below this part of the module's time, or of the step's, is none. */
+/** A difference below this share of the module's time, or of the step's, is ignored. */
 const MIN_CHANGE = 0.05;
 const MIN_STEP_SHARE = 0.001;
 
 type Side = 0 | 1;
 const SIDES: readonly Side[] = [0, 1];
 
-/** A span of the new trace: its index in the recording, and its side. */
+/** A span of the new trace: its index in the recording and its side. */
 interface Origin {
   readonly span: number;
   readonly side: Side;
 }
 
 /**
- * The spans of the steps' process that start in either step, in order of their time since its start; a parent stays before
- * its children.
+ * The spans of the steps' process that start in either step, ordered by their time since the start of the step; a
+ * parent stays before its children.
  */
 function mergeByStart({ spans, tracks }: Trace, steps: readonly [Step, Step]): Origin[] {
   const next = steps.map((step) => lowerBound(spans.start, step.start));
@@ -62,7 +62,7 @@ function spansOf(trace: Trace, steps: readonly [Step, Step], origins: readonly O
     parent: outers,
     call: column(spans.call),
     step: column(spans.step),
-    // Calls of the two sides are never joined.
+    // Calls of different sides are never joined.
     link: Float64Array.from(origins, ({ span, side }) => (spans.link[span] < 0 ? -1 : 2 * spans.link[span] + side)),
     complete: column(spans.complete),
   };
@@ -70,7 +70,7 @@ function spansOf(trace: Trace, steps: readonly [Step, Step], origins: readonly O
 
 function samplesIn(counter: CounterSeries, step: Step, process: number): CounterSeries {
   const [first, end] = [lowerBound(counter.time, step.start), lowerBound(counter.time, step.end)];
-  // The sample before the step holds into it.
+  // The last sample before the step is still valid at its start.
   const from = first > 0 && counter.time[first] !== step.start ? first - 1 : first;
   return {
     ...counter,
@@ -88,7 +88,10 @@ function verdictOf(before: number, after: number, calls: readonly [number, numbe
   return difference > 0 ? "longer" : "shorter";
 }
 
-/** Self times per module and phase, on threads and on GPUs apart. Spans of whole backward passes belong to no module: they are -1. */
+/**
+ * Self times per module and phase, separate for threads and GPUs. Spans of whole backward passes belong to no module:
+ * -1.
+ */
 function changesOf(trace: Trace, origins: readonly Origin[], spans: Spans, stepNs: number) {
   const keys = new Map<string, number>();
   const titles: { fqn: string; phase: string }[] = [];
@@ -132,7 +135,7 @@ function changesOf(trace: Trace, origins: readonly Origin[], spans: Spans, stepN
   return { changes: order.map((i) => changes[i]), ofSpan: keyOf.map((key) => rank[key] ?? -1) };
 }
 
-/** Where the difference of the steps is: in which phase of modules, or outside them. */
+/** The location of the difference: a phase of modules, or outside modules. */
 function partsNote(trace: Trace, [first, second]: readonly [Step, Step]): string {
   const [before, after] = [first, second].map((step) => stepTimesOf(trace, [step])[0]);
   const parts = STEP_PARTS.filter((part) => before[part] || after[part]);
@@ -156,7 +159,7 @@ function notesOf(trace: Trace, [first, second]: readonly [Step, Step]): string[]
   ];
 }
 
-/** The trace of two steps; its comparison says how the second differs from the first. */
+/** The trace of two steps; its comparison contains the changes from the first to the second. */
 export function compareSteps(trace: Trace, steps: readonly [Step, Step]): Trace {
   const origins = mergeByStart(trace, steps);
   const used = new Set(origins.map(({ span }) => trace.spans.track[span]));

@@ -25,7 +25,7 @@ test("FLOP/s are those of a call and phase by the time of all its spans on threa
 
 test("FLOP/s on a device are by the time of its streams", () => {
   const dtypes = { "NVIDIA H100 bfloat16": 100 };
-  // Of a comparison each side says what it ran on.
+  // In a comparison each side has its own dtypes.
   for (const key of ["flops", "flops after"]) {
     const trace = makeTrace(SPANS, kinds, { spanArgs: ARGS, metadata: { [key]: { dtypes } } });
     expect([...costsOf(trace, "flops")]).toEqual([10e9, 10e9, NaN, NaN, NaN, NaN]);

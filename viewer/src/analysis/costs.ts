@@ -1,4 +1,4 @@
-/** What spans cost in memory and FLOPs, as a number and as a shade. */
+/** Memory and FLOPs of spans, as numbers and as shades. */
 import { formatFlopRate, formatQuantity } from "../format";
 import { spanMemory } from "../trace/memory";
 import { isGpu, PHASES, type Trace } from "../trace/trace";
@@ -14,23 +14,23 @@ export const isCost = (text: string): text is Cost => COSTS.some((cost) => cost 
 
 const UNKNOWN = "unknown";
 
-/** Devices and types of numbers, as `cpu float32`, of the operators that were counted; of a comparison those of both sides. */
+/** Devices and dtypes of the counted operators, such as `cpu float32`; for a comparison, those of both sides. */
 const dtypesOf = ({ metadata }: Trace): string[] =>
   Object.entries(metadata)
     .filter(([key]) => key.split(" ")[0] === "flops")
     .flatMap(([, flops]) => Object.keys((flops as { dtypes?: object } | null)?.dtypes ?? {}));
 
-/** Whether FLOPs of spans are known, and what they ran on. */
+/** Whether the trace has FLOPs of spans, and the devices that computed them. */
 export const hasFlops = (trace: Trace): boolean =>
   dtypesOf(trace).length > 0 && Object.values(trace.spanArgs).some((args) => "flops" in args);
 
-/** Per span, in bytes or in FLOP/s; NaN where that is not known. */
+/** Cost of each span, in bytes or FLOP/s; NaN if unknown. */
 export const costsOf = (trace: Trace, cost: Cost): Float64Array =>
   cost === "flops" ? flopRates(trace) : spanMemory(trace, cost);
 
 /**
- * FLOP/s of each call and phase: by the time of a device's streams, if that is what it ran on, else by that of threads,
- * without what ran meanwhile in another phase. All spans of a call's phase have the same.
+ * FLOP/s of each call and phase: FLOPs divided by the time on streams if the work ran on a device, otherwise by the
+ * time on threads, without nested spans of other phases. All spans of one call and phase have the same value.
  */
 function flopRates(trace: Trace): Float64Array {
   const { spans, tracks, names, processes, spanArgs } = trace;
@@ -62,12 +62,13 @@ function flopRates(trace: Trace): Float64Array {
 export const formatCost = (cost: Cost, value: number): string =>
   Number.isNaN(value) ? UNKNOWN : cost === "flops" ? formatFlopRate(value) : formatQuantity(value, "bytes");
 
-/** Shades of what a span took, and as many of what it gave back. */
+/** Number of shades for a positive cost, and again for a negative one (freed memory). */
 export const SHADES = 10;
 
 /**
- * From 1 to `SHADES`, the last for `most`: of memory each for twice as much as the one before, as a module holds what those
- * in it do; of FLOP/s all equally wide. Below 0 as deep; 0 for nothing.
+ * The shade of a value: 1 to `SHADES`, which is that of `most`. Each shade of memory means twice the bytes of the
+ * previous one, because a module contains the memory of its inner modules; shades of FLOP/s have equal widths. Negative
+ * values have negative shades; 0 has shade 0.
  */
 export function shadeOf(cost: Cost, value: number, most: number): number {
   const part = Math.abs(value) / most;

@@ -1,9 +1,9 @@
-/** What is at a place of the timeline in one line, for the tooltip and for screen readers. */
+/** One line of text for each place in the timeline, for the tooltip and for screen readers. */
 import { formatDuration, formatMoment, formatQuantity } from "../format";
 import { sampleAt } from "../trace/memory";
 import { type CounterSeries, isOfModules, type Mark, PHASES, type Trace } from "../trace/trace";
 
-/** `forward`, `GPU backward`; outside of modules, as `communication`, which has no phase, the kind of the track. */
+/** `forward`, `GPU backward`; for a track without modules, which has no phase, its kind, such as `communication`. */
 export function describePhase({ spans, tracks }: Trace, span: number): string {
   const track = tracks[spans.track[span]];
   if (!isOfModules(track)) return track.kind;
@@ -18,17 +18,17 @@ export function describeSpan(trace: Trace, span: number): string {
   return `${names[spans.name[span]].label}, ${describePhase(trace, span)}, ${duration}${state}`;
 }
 
-/** `process RSS, 1.5 GiB at 12.5 ms`: the last sample before a time, which holds until the next; null before the first. */
+/** `process RSS, 1.5 GiB at 12.5 ms`: the last sample before a time, valid until the next; null before the first. */
 export function describeCounter(counter: CounterSeries, moment: number): string | null {
   const { name, unit, time, value } = counter;
   const index = sampleAt(counter, moment);
   return index < 0 ? null : `${name}, ${formatQuantity(value[index], unit)} at ${formatMoment(time[index])}`;
 }
 
-/** Holders at a peak that are listed; of more only the sum. */
+/** Maximum number of listed holders at a peak; the others are only summed. */
 const MAX_HOLDERS = 10;
 
-/** Who held memory at its peak, largest first, with the bytes. */
+/** The holders of memory at its peak with their bytes, largest first. */
 export function describeHolders({ holders }: Trace): { readonly name: string; readonly value: string }[] {
   if (!holders) return [];
   const rows = [...holders.rows];
@@ -43,7 +43,7 @@ export function describeMark({ kind, text, time }: Mark): string {
   return `${text || kind}${meaning}, at ${formatMoment(time)}`;
 }
 
-/** The mark nearest to a time within `toleranceNs`; undefined where there is none. */
+/** The mark nearest to a time, at most `toleranceNs` away; undefined if there is none. */
 export function markAt(marks: readonly Mark[], time: number, toleranceNs: number): Mark | undefined {
   let nearest: Mark | undefined;
   let nearestDistance = toleranceNs;

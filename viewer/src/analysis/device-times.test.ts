@@ -41,7 +41,7 @@ const byTitle = (times: ReturnType<typeof deviceTimes>) =>
   Object.fromEntries([...times].map(([group, time]) => [groups.groups[group].title, time]));
 
 test("deviceTimes of a recording are per module, a part of the streams' time, and how late streams come", () => {
-  // Streams: 13 to 60 and 55 to 90. Net: 22 + 20 forward, 15 backward, 20 recompute; it came 13 and 26 late, a 13.
+  // Streams: 13 to 60 and 55 to 90. Net: 22 + 20 forward, 15 backward, 20 recompute; it started 13 and 26 late, a 13.
   expect(byTitle(deviceTimes(trace, groups, null))).toEqual({
     net: { gpu: 77, share: 77 / 82, latency: 19 },
     "net.a": { gpu: 23, share: 23 / 82, latency: 13 },
@@ -68,7 +68,7 @@ test("kernels of a profile are no device times", () => {
 });
 
 test("stepDeviceTimes are a part of each step, and the longest gap in it", () => {
-  // 0 to 25: busy from 13; 25 to 75: busy but for 35 to 40; 75 to 93: busy until 90.
+  // 0 to 25: busy from 13; 25 to 75: busy except from 35 to 40; 75 to 93: busy until 90.
   expect(stepDeviceTimes(trace, stepsOf(trace))).toEqual([
     { busy: 12 / 25, gap: 13 },
     { busy: 45 / 50, gap: 5 },

@@ -1,25 +1,31 @@
-/** What streams of devices did, where a recording has device times, by the rules of `modtrace summary` (`DeviceSummary`). */
+/**
+ * Times on the streams of devices, if the recording has device times, by the rules of `modtrace summary`
+ * (`DeviceSummary`).
+ */
 import { medianOf } from "../trace/steps";
 import { isGpu, isOnThread, type TimeRange, type Trace } from "../trace/trace";
 import { computeTotals, type Groups } from "./totals";
 
 export interface DeviceTime {
-  /** Nanoseconds in which a stream was in the module, in all phases together. */
+  /** Nanoseconds that streams spent in the module, in all phases together. */
   readonly gpu: number;
-  /** Of the time from the first begin to the last end of each stream, from 0 to 1. */
+  /** Share of the time from the first start to the last end of each stream, from 0 to 1. */
   readonly share: number;
-  /** Median of the nanoseconds from the begin on a thread until a stream came by; 0 where that is not known. */
+  /** Median delay in ns from the start on a thread to the start on a stream; 0 if unknown. */
   readonly latency: number;
 }
 
 export interface StepDeviceTime {
-  /** Of the step, in which any stream was in a module: from 0 to 1. */
+  /** Share of the step with at least one stream in a module, from 0 to 1. */
   readonly busy: number;
-  /** The longest time of it in which none was, in nanoseconds. */
+  /** Longest gap in the step without any module on a stream, in nanoseconds. */
   readonly gap: number;
 }
 
-/** By group. In a range times are cut at its ends, and calls count that a stream came by in it. */
+/**
+ * Device times by group. With a range, times are cut at its ends, and only calls whose start on a stream is in it
+ * count.
+ */
 export function deviceTimes(trace: Trace, groups: Groups, range: TimeRange | null): Map<number, DeviceTime> {
   const latencies = latenciesOf(trace, groups, range);
   const lengthNs = streamsLength(trace, range);
@@ -44,7 +50,7 @@ function streamsLength({ spans, tracks }: Trace, range: TimeRange | null): numbe
   return [...ends.values()].reduce((sum, [first, last]) => sum + last - first, 0);
 }
 
-/** Of each call and phase the first span counts, on threads and on streams. */
+/** For each call and phase the first span counts, on threads and on streams. */
 function latenciesOf({ spans, tracks }: Trace, groups: Groups, range: TimeRange | null): Map<number, number[]> {
   const begun = new Map<string, number>();
   const reached = new Map<string, number>();
@@ -59,16 +65,16 @@ function latenciesOf({ spans, tracks }: Trace, groups: Groups, range: TimeRange 
     const [start, since] = [spans.start[i], begun.get(key)];
     if (since === undefined || (range && (start < range.start || start >= range.end))) continue;
     const group = groups.ofName[spans.name[i]];
-    // The bound of the clock can put the device before the host.
+    // Within the error of the clock, the device can appear to start before the host.
     found.set(group, [...(found.get(group) ?? []), Math.max(start - since, 0)]);
   }
   return found;
 }
 
-/** Of steps that are in order and do not overlap. */
+/** Device times of steps that are in order and do not overlap. */
 export function stepDeviceTimes({ spans, tracks }: Trace, steps: readonly TimeRange[]): StepDeviceTime[] {
   const found = steps.map(() => ({ ns: 0, gap: 0 }));
-  /** Up to where it is known what each step has. */
+  /** For each step, the time up to which it is already counted. */
   const reach = steps.map(({ start }) => start);
   let first = 0;
   for (let i = 0; i < spans.count; i++) {

@@ -1,12 +1,12 @@
-/** What a recording lost, in sentences. */
+/** Sentences about the events that a recording lost. */
 import { formatCount, plural } from "../format";
 import type { Trace } from "../trace/trace";
 import { type BarCounts, countBars, describeBars } from "./bar-counts";
 
-/** How many bars there are whose start or end was not recorded. */
+/** Numbers of bars whose start or end was not recorded. */
 export const countIncomplete = (trace: Trace): BarCounts => countBars(trace, (bar) => !trace.spans.complete[bar]);
 
-/** One sentence per kind of loss; none where nothing was lost. */
+/** One sentence per kind of loss; empty if nothing was lost. */
 export function reportLosses(trace: Trace): string[] {
   const { recorded = 0, overwritten = 0, torn = 0, unfinished = 0, unstarted = 0 } = trace.stats;
   const incomplete = countIncomplete(trace);

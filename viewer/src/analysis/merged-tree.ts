@@ -5,7 +5,7 @@ export interface CallTreeNode extends Group {
   readonly parent: CallTreeNode | null;
   readonly depth: number;
   readonly children: CallTreeNode[];
-  /** Nanoseconds in the range, with and without what its children take. */
+  /** Nanoseconds in the range, with and without the time of the children. */
   total: number;
   self: number;
   spans: number;
@@ -16,19 +16,19 @@ export class MergedTree {
 
   constructor(private readonly groups: readonly Group[]) {}
 
-  /** A root. */
+  /** Add a root and return it. */
   root(group: Group): CallTreeNode {
     return { ...group, parent: null, depth: 0, children: [], total: 0, self: 0, spans: 0 };
   }
 
-  /** A new child of a node. */
+  /** Add a child to a node and return it. */
   append(outer: CallTreeNode, group: Group): CallTreeNode {
     const node = { ...this.root(group), parent: outer, depth: outer.depth + 1 };
     outer.children.push(node);
     return node;
   }
 
-  /** The child of a node for a group, made where there is none. */
+  /** The child of a node for a group; it is added if there is none. */
   child(outer: CallTreeNode, group: number): CallTreeNode {
     let siblings = this.byGroup.get(outer);
     if (!siblings) {
@@ -44,14 +44,14 @@ export class MergedTree {
   }
 }
 
-/** Count one span that takes so long in a node, all of it the node's own until a child is counted. */
+/** Add one span of this duration to a node. All of it is self time until a child is counted. */
 export function countSpan(node: CallTreeNode, ns: number): void {
   node.spans++;
   node.total += ns;
   node.self += ns;
 }
 
-/** The node that holds all others of its tree. */
+/** The node that contains all other nodes of its tree. */
 export function rootOf(node: CallTreeNode): CallTreeNode {
   let root = node;
   while (root.parent) root = root.parent;

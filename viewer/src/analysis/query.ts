@@ -1,12 +1,12 @@
 /**
- * The search's language: words that a span's name or path holds, and terms that say more.
+ * The search language: words in a span's name or path, and terms with a special meaning.
  *
  * | term | spans |
  * |---|---|
- * | `attn` | whose label or fully qualified name holds it, whatever its case |
- * | `/h\.\d+$/` | whose label or fully qualified name matches the regular expression, whatever its case |
- * | `class:Linear` | of a module class that holds the text |
- * | `phase:backward` | of the phase; `phase:gpu` on a GPU |
+ * | `attn` | whose label or fully qualified name contains it, ignoring case |
+ * | `/h\.\d+$/` | whose label or fully qualified name matches the regular expression, ignoring case |
+ * | `class:Linear` | of a module class that contains the text |
+ * | `phase:backward` | in that phase; `phase:gpu` on a GPU |
  * | `>1ms` `<20us` | longer or shorter than that |
  *
  * A span must match all terms.
@@ -14,9 +14,9 @@
 import { isOfModules, type Name, PHASES, type Trace } from "../trace/trace";
 
 export interface Query {
-  /** One for each term about names. */
+  /** One function for each term about names. */
   readonly names: readonly ((name: Name) => boolean)[];
-  /** Indexes into `PHASES`, or "gpu"; a span must be of each. */
+  /** Indexes into `PHASES`, or "gpu"; a span must match each of them. */
   readonly phases: readonly (number | "gpu")[];
   readonly longerThanNs: number;
   readonly shorterThanNs: number;
@@ -27,9 +27,9 @@ export class QueryError extends Error {}
 
 const UNIT_NS: Readonly<Record<string, number>> = { ns: 1, us: 1e3, µs: 1e3, μs: 1e3, ms: 1e6, s: 1e9 };
 const DURATION = /^([<>])=?(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)(ns|us|µs|μs|ms|s)$/i;
-/** What was meant as a duration; a name may begin with the sign too, as `<lambda>` does. */
+/** An attempt at a duration; a name may also start with `<` or `>`, for example `<lambda>`. */
 const DURATION_ATTEMPT = /^[<>]=?(?:$|[\d.+-])/;
-/** A regular expression between slashes, which may hold spaces; or whatever has none. */
+/** A regular expression between slashes, which may contain spaces; or any text without spaces. */
 const TERM = /\/((?:[^/\\]|\\.)+)\/(?=\s|$)|\S+/g;
 
 function regularExpression(source: string): RegExp {
@@ -47,7 +47,7 @@ function phaseOf(text: string): number | "gpu" {
   throw new QueryError(`no phase ${text}: ${PHASES.join(", ")} or gpu`);
 }
 
-/** Read a query; null for one without terms. */
+/** Parse a query; null if it has no terms. */
 export function parseQuery(text: string): Query | null {
   const names: ((name: Name) => boolean)[] = [];
   const phases: (number | "gpu")[] = [];
@@ -78,7 +78,7 @@ export function parseQuery(text: string): Query | null {
   return isEmpty ? null : { names, phases, longerThanNs, shorterThanNs };
 }
 
-/** One flag per span, 1 where it matches; null for no query. */
+/** One flag per span, 1 if it matches; null if the query is null. */
 export function matchSpans({ spans, names, tracks }: Trace, query: Query | null): Uint8Array | null {
   if (!query) return null;
   const nameMatches = names.map((name) => query.names.every((matches) => matches(name)));

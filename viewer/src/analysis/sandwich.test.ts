@@ -31,7 +31,7 @@ const lines = (node: CallTreeNode): string[] => [
 ];
 
 test("buildSandwich of a module merges its callers, and theirs, by path", () => {
-  // 14 + 6 through B, 10 from A itself, 15 from nowhere; the call inside a call is part of it.
+  // 14 + 6 through B, 10 from A itself, 15 without a caller; the call inside a call is part of it.
   expect(lines(buildSandwich(trace, groups, lin, "cpu", null).callers)).toEqual([
     "lin 45 15 4",
     " B 20 0 2",
@@ -57,7 +57,7 @@ test("buildSandwich of a range cuts calls at its ends", () => {
   ]);
 });
 
-/* The backward of `A.x` holds a recompute of `A.y`, in which `A.y.lin` runs. */
+/* The backward of `A.x` contains a recompute of `A.y`, in which `A.y.lin` runs. */
 const checkpointed = makeTrace([
   { time: [0, 100], name: "A", phase: 1 },
   { time: [10, 90], name: "x/A.x/X", phase: 1, parent: 0 },

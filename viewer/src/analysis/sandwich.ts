@@ -1,4 +1,4 @@
-/** What calls a module or class, and what it calls: the two halves of the sandwich view. */
+/** Callers and callees of a module or class: the two halves of the sandwich view. */
 import type { TimeRange, Trace } from "../trace/trace";
 import { type CallTreeNode, MergedTree } from "./merged-tree";
 import { type Device, forEachSpanInRange } from "./spans-in-range";
@@ -7,21 +7,22 @@ import { forEachOuterOfPhase, type Groups, isCallInBackward } from "./totals";
 export interface Sandwich {
   /** The group, with its callers as children, their callers below them, and so on. */
   readonly callers: CallTreeNode;
-  /** The group, with what it calls below it. */
+  /** The group, with its callees as children. */
   readonly callees: CallTreeNode;
 }
 
-/** The nodes in which the self time of a span counts. */
+/** The nodes to which the self time of a span is added. */
 interface Place {
   readonly caller: CallTreeNode;
   readonly callee: CallTreeNode;
 }
 
 /**
- * Merge the calls of a group on the device in the range, cut at its ends, so that they add up to its row of totals. A
- * call inside another of the same group belongs to that one. In `callers`, a node's time is what the group takes when
- * called that way. A span lies in those around it as long as these are of its phase; a call inside backward lies on the CPU in the
- * modules that contain it by name, not in the backward in which it happens to run.
+ * Merge the calls of a group on the device in the range, cut at its ends, so that their sum equals its row of totals. A
+ * call inside another call of the same group is part of that call. In `callers`, the time of a node is the time of the
+ * group when called by that path. The callers of a span are the spans around it, as long as these have its phase. The
+ * callers of a call inside backward on the CPU are the modules that contain it by name, not the backward in which it
+ * runs.
  */
 export function buildSandwich(
   trace: Trace,
@@ -41,7 +42,7 @@ export function buildSandwich(
     forEachOuterOfPhase(spans, span, spans.phase[span], (outer) => path.push(groups.ofName[spans.name[outer]]));
     return path;
   };
-  /** Where the self time of a span counts; undefined where it is not the group's. */
+  /** The nodes for the self time of a span; undefined if the span is not in the group. */
   const placeOf = (span: number): Place | undefined => {
     const path = pathOf(span);
     const position = path.lastIndexOf(group);
@@ -69,7 +70,7 @@ export function buildSandwich(
   return { callers, callees };
 }
 
-/** Add self time of a span to its nodes, and to those that hold them. */
+/** Add self time of a span to its nodes and to all their ancestors. */
 function countSelf({ caller, callee }: Place, ns: number): void {
   for (const leaf of [caller, callee]) {
     leaf.self += ns;

@@ -1,4 +1,4 @@
-/** From flags of matching spans to the spans, and from one match to the next. */
+/** Functions from match flags to matching spans, and from one match to the next. */
 
 /** Indexes of the flagged spans, ascending. */
 export function flaggedSpans(flags: Uint8Array | null): Int32Array {
@@ -10,7 +10,7 @@ export function flaggedSpans(flags: Uint8Array | null): Int32Array {
   return result;
 }
 
-/** The match after (`direction` 1) or before (-1) a span, around the end; -1 where nothing matches. */
+/** The next (`direction` 1) or previous (-1) match from a span, wrapping around; -1 if nothing matches. */
 export function nextMatch(matches: Int32Array, span: number, direction: 1 | -1): number {
   if (!matches.length) return -1;
   if (direction === 1) return matches.find((i) => i > span) ?? matches[0];

@@ -1,11 +1,11 @@
-/** What totals, flame graphs and spreads are of: spans on one device that lie in a range, whole or in part. */
+/** The input of totals, flame graphs and spreads: spans on one device that overlap a range. */
 import { isOfModules, type TimeRange, type Trace } from "../trace/trace";
 
 export type Device = "cpu" | "gpu";
 
 /**
- * Call `visit` with each span of a module on the device that lies in the range (null: anywhere), in start order, and with
- * its nanoseconds in the range.
+ * Call `visit` with each module's span on the device that overlaps the range (null: every span), in start order, and
+ * with its nanoseconds in the range.
  */
 export function forEachSpanInRange(
   trace: Trace,

@@ -34,11 +34,11 @@ const row = (rows: ReturnType<typeof computeTotals>, title: string) => {
 
 test("computeTotals of the CPU counts nested spans of a module and phase once", () => {
   const rows = computeTotals(trace, groups, "cpu", null);
-  // The recompute of h.1 counts to GPT, which contains it by name.
+  // The recompute of h.1 counts for GPT, which contains it by name.
   expect(row(rows, "GPT")).toEqual([1, 50, 0, 5, 55, 15]);
   expect(row(rows, "GPT.h.0")).toEqual([1, 20, 0, 0, 20, 10]);
   expect(row(rows, "GPT.h.0.lin")).toEqual([1, 10, 0, 0, 10, 10]);
-  // The recompute lies inside the backward of the same module, which is so much shorter.
+  // The recompute is inside the backward of the same module, so its time is subtracted from that.
   expect(row(rows, "GPT.h.1")).toEqual([1, 15, 15, 5, 35, 35]);
   expect(rows.length).toBe(4);
 });

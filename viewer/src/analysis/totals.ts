@@ -16,9 +16,9 @@ import { type Device, forEachSpanInRange } from "./spans-in-range";
 export type Grouping = "module" | "class";
 
 export interface Group {
-  /** The fqn, or the class. */
+  /** The fqn or the class. */
   readonly title: string;
-  /** Short: what a span of it is labelled. */
+  /** A short name: the label of its spans. */
   readonly label: string;
   readonly moduleClass: string;
 }
@@ -29,28 +29,29 @@ export interface Groups {
   /** The group of each name. */
   readonly ofName: Int32Array;
   readonly groups: readonly Group[];
-  /** Per name: its group, and behind it those of the modules that contain it by their names, the innermost first. */
+  /** For each name: its group, then the groups of the modules around it (by name), innermost first. */
   readonly paths: readonly (readonly number[])[];
-  /** Per span: 1 where spans of the same phase lead from it outwards to one of the same group. */
+  /** For each span: 1 if a span of the same group is around it and only spans of its phase are between them. */
   readonly nested: Uint8Array;
 }
 
 export interface Total extends Group {
   /** Index into `Groups.groups`. */
   readonly group: number;
-  /** Calls in forward that lie in the range, whole or in part. */
+  /** Forward calls that overlap the range. */
   calls: number;
   /**
-   * Nanoseconds in the range: with what of the same phase runs inside, without other phases; nested spans of a group
-   * count once. A call inside backward counts to its module and to those that contain it, wherever it lies.
+   * Nanoseconds in the range, including inner spans of the same phase, without other phases; nested spans of a group
+   * count once. A call inside backward counts for its own module and for the modules that contain it by name, wherever
+   * it runs.
    */
   forward: number;
   backward: number;
   recompute: number;
-  /** The three together, and of them what no span inside takes. */
+  /** Total of the three phases; and its part outside inner spans. */
   total: number;
   self: number;
-  /** The first span of it in the range. */
+  /** Index of its first span in the range. */
   readonly first: number;
 }
 
@@ -71,7 +72,10 @@ export function groupsOf(trace: Trace, by: Grouping): Groups {
   return { by, ofName, groups, paths: findPaths(trace, ofName), nested: findNested(trace, ofName) };
 }
 
-/** Names that only GPUs and rows of no modules use are no modules: a kernel has the name of the one that launched it. */
+/**
+ * Names used only by GPU tracks and by tracks without modules do not count as modules: a kernel has the name of the
+ * module that launched it.
+ */
 function findPaths(trace: Trace, ofName: Int32Array): number[][] {
   const onThread = trace.tracks.map(isOnThread);
   const isCalled = new Uint8Array(trace.names.length);
@@ -105,19 +109,22 @@ function findNested({ spans }: Trace, ofName: Int32Array): Uint8Array {
   return nested;
 }
 
-/** Call `visit` with a span and those around it, outwards as long as they are of one phase. */
+/** Call `visit` with a span and the spans around it, from the inside out, as long as they have the given phase. */
 export function forEachOuterOfPhase(spans: Spans, span: number, phase: number, visit: (outer: number) => void): void {
   for (let outer = span; outer >= 0 && spans.phase[outer] === phase; outer = spans.parent[outer]) visit(outer);
 }
 
-/** Call `visit` with each span that a span of another phase takes time from: those around it, of its parent's phase. */
+/**
+ * Call `visit` with each span that a span of another phase interrupts: the spans around it that have its parent's
+ * phase.
+ */
 export function forEachInterrupted(spans: Spans, span: number, visit: (outer: number) => void): void {
   const outer = spans.parent[span];
   if (outer < 0 || spans.phase[outer] === spans.phase[span]) return;
   forEachOuterOfPhase(spans, outer, spans.phase[outer], visit);
 }
 
-/** Whether a span is of a call inside backward: recompute, or a forward that repeats nothing. */
+/** Whether a span is a call inside backward: a recompute, or a forward that repeats no earlier one. */
 export function isCallInBackward({ spans, tracks }: Trace, span: number): boolean {
   const phase = spans.phase[span];
   return phase === RECOMPUTE || (phase === FORWARD && tracks[spans.track[span]].kind === "backward");
@@ -125,7 +132,10 @@ export function isCallInBackward({ spans, tracks }: Trace, span: number): boolea
 
 const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward", [RECOMPUTE]: "recompute" } as const;
 
-/** What the processes took together: the first its steps, any other from its first span to its last end; 0 without steps. */
+/**
+ * Total time of all processes: for the first, the time of its steps; for each other one, from its first start to its
+ * last end. 0 without steps.
+ */
 export function timeOfSteps({ spans, tracks, processes }: Trace, steps: readonly TimeRange[]): number {
   if (!steps.length) return 0;
   const first = new Float64Array(processes.length).fill(Infinity);
@@ -142,7 +152,7 @@ export function timeOfSteps({ spans, tracks, processes }: Trace, steps: readonly
 /** One row per group that has a span on the device in the range; spans are cut at the range's ends. */
 export function computeTotals(trace: Trace, groups: Groups, device: Device, range: TimeRange | null): Total[] {
   const { spans } = trace;
-  // Where a device's events stand around calls, its recompute is timed as any phase, and not by kernels.
+  // If events of the device mark the start and end of calls, a recompute has its own device time, as other phases do.
   const isRerunTimed = device === "gpu" && hasDeviceTimes(trace);
   const countsByName = (span: number) => !isRerunTimed && isCallInBackward(trace, span);
   const rows = new Map<number, Total>();
@@ -179,7 +189,7 @@ export function computeTotals(trace: Trace, groups: Groups, device: Device, rang
   });
   for (const phase of ["forward", "recompute"] as const) {
     for (const [name, ns] of inside[phase]) {
-      // Of work on a GPU only what a module launched itself is its own.
+      // Work on a GPU counts only for the module that launched it, not for modules that contain it by name.
       const path = device === "gpu" ? [groups.ofName[name]] : groups.paths[name];
       for (const group of new Set(path)) {
         const row = rows.get(group);
@@ -193,7 +203,7 @@ export function computeTotals(trace: Trace, groups: Groups, device: Device, rang
 
 export type SortKey = "title" | "moduleClass" | "calls" | "forward" | "backward" | "recompute" | "total" | "self";
 
-/** Rows in the order of one field; equal ones by title. */
+/** Rows sorted by one field, then by title. */
 export function sortTotals<Row extends Total & Readonly<Record<Key, string | number>>, Key extends string = SortKey>(
   rows: readonly Row[],
   key: Key,

@@ -1,11 +1,14 @@
-/** Mouse, touch and wheel on the timeline, as moves of the viewport and the range. Each returns how to stop listening. */
+/**
+ * Mouse, touch and wheel on the timeline, which move the viewport and the range. Each function returns its cleanup
+ * function.
+ */
 import { durationOf, pan, timeAt, zoom } from "../layout/viewport";
 import type { Store } from "../store";
 import type { TimeRange } from "../trace/trace";
 
 /** A press that moves by less than this is a click. */
 const CLICK_PIXELS = 4;
-/** Zoom by e per pixel of the wheel; a touchpad's pinch arrives as small turns with Ctrl. */
+/** Zoom factor e per pixel of the wheel; a pinch on a touchpad arrives as small turns with Ctrl. */
 const WHEEL_ZOOM_PER_PIXEL = 0.0025;
 const PINCH_ZOOM_PER_PIXEL = 0.006;
 
@@ -17,7 +20,7 @@ const PAGE_PIXELS = 400;
 type Stop = () => void;
 type DragMode = "pan" | "range";
 
-/** Where a pointer is in an element's width: 0 left, 1 right. */
+/** Horizontal position of a pointer in an element: 0 left, 1 right. */
 export function fractionAt(element: HTMLElement, point: { readonly clientX: number }): number {
   const box = element.getBoundingClientRect();
   return (point.clientX - box.left) / box.width;
@@ -27,12 +30,12 @@ const ordered = (a: number, b: number): TimeRange => ({ start: Math.min(a, b), e
 
 export interface DragOptions {
   readonly mode: (event: PointerEvent) => DragMode;
-  /** Called with the CSS pixels that a pan goes down. */
+  /** Called with the vertical distance of a pan in CSS pixels. */
   readonly scroll?: (pixels: number) => void;
   readonly click: (event: PointerEvent) => void;
 }
 
-/** Follow presses on an element: drags pan or select a range, clicks are handed on. */
+/** Handle presses on an element: a drag pans or selects a range; clicks are passed on. */
 export function onDrag(element: HTMLElement, store: Store, options: DragOptions): Stop {
   const down = (press: PointerEvent) => {
     if (press.button !== 0 || !press.isPrimary) return;
@@ -61,7 +64,7 @@ export function onDrag(element: HTMLElement, store: Store, options: DragOptions)
       lastY = event.clientY;
     };
     const end = (event: PointerEvent) => {
-      // A second finger's press ends the drag, which becomes a pinch; its other events are not of this drag.
+      // A second finger ends the drag and starts a pinch; later events of that finger do not belong to the drag.
       const samePointer = event.pointerId === press.pointerId;
       if (samePointer === (event.type === "pointerdown")) return;
       listening.abort();
@@ -78,7 +81,7 @@ export function onDrag(element: HTMLElement, store: Store, options: DragOptions)
   return () => element.removeEventListener("pointerdown", down);
 }
 
-/** Pinch with two fingers: the moment under each finger stays under it. */
+/** Pinch with two fingers: the time under each finger stays there. */
 export function onPinch(element: HTMLElement, store: Store): Stop {
   const fingers = new Map<number, { fraction: number; time: number }>();
   const anchor = () => {
@@ -97,7 +100,7 @@ export function onPinch(element: HTMLElement, store: Store): Stop {
     const [one, other] = fingers.values();
     if (!one || !other || fingers.size > 2) return;
     const duration = (one.time - other.time) / (one.fraction - other.fraction);
-    // Fingers above each other, or past each other, determine no duration.
+    // Fingers with the same or swapped horizontal positions determine no duration.
     if (!(duration > 0 && duration < Infinity)) return;
     const start = one.time - one.fraction * duration;
     store.moveTo({ start, end: start + duration });
@@ -114,7 +117,7 @@ export function onPinch(element: HTMLElement, store: Store): Stop {
   return () => listening.abort();
 }
 
-/** A press in the overview moves the viewport there, and a drag takes it along. */
+/** A press in the overview moves the viewport there; a drag moves it further. */
 export function onOverview(element: HTMLElement, store: Store): Stop {
   const down = (press: PointerEvent) => {
     if (press.button !== 0) return;
@@ -136,14 +139,14 @@ export function onOverview(element: HTMLElement, store: Store): Stop {
   return () => element.removeEventListener("pointerdown", down);
 }
 
-/** CSS pixels that a wheel has turned, whatever unit it counts in. */
+/** The turn of a wheel in CSS pixels, for each unit of the event. */
 function wheelPixels(delta: number, mode: number): number {
   return delta * (mode === DELTA_LINE ? LINE_PIXELS : mode === DELTA_PAGE ? PAGE_PIXELS : 1);
 }
 
 /**
- * The wheel zooms at the pointer with Ctrl or Cmd (a touchpad's pinch too), pans sideways or with Shift, and else
- * scrolls the rows; where `canScroll` says that there is nothing to scroll it zooms.
+ * With Ctrl or Cmd (or a touchpad's pinch) the wheel zooms at the pointer. Sideways or with Shift it pans. Otherwise it
+ * scrolls the rows, or zooms if `canScroll` returns false.
  */
 export function onWheel(element: HTMLElement, store: Store, canScroll: () => boolean): Stop {
   const wheel = (event: WheelEvent) => {

@@ -1,17 +1,17 @@
-/** Keys that work wherever the focus is, but for fields one types in. */
+/** Keys that work in the whole page, except in text fields. */
 import { pan, timeAt, zoom } from "../layout/viewport";
 import type { Store } from "../store";
 
-/** Viewports per second while a key for panning is held. */
+/** Viewports per second while a pan key is held. */
 const PAN_SPEED = 1.2;
-/** Zoom by e to this per second while a key for zooming is held. */
+/** Zoom by a factor of e to this power per second while a zoom key is held. */
 const ZOOM_SPEED = 2.5;
-/** Seconds of holding that a tap on a key counts as. */
+/** A tap on a key counts as this many seconds of holding. */
 const KEY_TAP_S = 0.06;
-/** Seconds that one frame moves at most, after a pause of the page. */
+/** Maximum seconds of movement in one frame, for example after a pause of the page. */
 const MAX_FRAME_S = 0.1;
 
-/** Keys that move as long as they are held: zoom in and out, pan left and right. */
+/** Keys that move while they are held: zoom in and out, pan left and right. */
 const HELD_KEYS = new Set(["w", "a", "s", "d"]);
 
 const isTyping = (target: EventTarget | null): boolean =>
@@ -20,9 +20,9 @@ const isTyping = (target: EventTarget | null): boolean =>
 /**
  * Listen to keys of the whole page.
  *
- * @param commands what a key does, by `KeyboardEvent.key`
- * @param pointer the fraction of the viewport's width at which zooming holds still
- * @returns how to stop listening
+ * @param commands the action of each key, by `KeyboardEvent.key`
+ * @param pointer the fraction of the viewport's width that keeps its time while zooming
+ * @returns the cleanup function
  */
 export function onKeys(
   store: Store,

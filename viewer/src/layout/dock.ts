@@ -1,15 +1,15 @@
-/** Where the details are: below the tracks or beside them. */
+/** The position of the details: below the tracks or beside them. */
 
 export type Dock = "below" | "beside";
 
-/** A media query: the screens that have no room for both side by side. */
+/** A media query for screens that are too narrow for both side by side. */
 export const NARROW = "(max-width: 75rem)";
 
-/** Rows that are higher than this fraction of the page would leave too little room below them. */
+/** Maximum height of the rows, as a fraction of the page, that leaves enough room below them. */
 const MAX_ROWS = 0.5;
-/** Of two sides, which are looked at together with their changes. */
+/** The limit for a comparison of two sides. */
 const MAX_COMPARED_ROWS = 0.35;
 
-/** Beside the tracks where there are many rows, so that both are seen; below few rows, which leave that room empty. */
+/** Beside the tracks if there are many rows, so that both are visible; otherwise below, in the free space. */
 export const initialDock = (pageHeight: number, rowsHeight: number, isComparison: boolean): Dock =>
   rowsHeight > pageHeight * (isComparison ? MAX_COMPARED_ROWS : MAX_ROWS) ? "beside" : "below";

@@ -1,7 +1,7 @@
-/** Where the cells of the aggregated flame graph lie. */
+/** Positions of the cells of the aggregated flame graph. */
 import type { CallTreeNode } from "../analysis/merged-tree";
 
-/** A node narrower than this fraction of the graph is left out. */
+/** Nodes narrower than this fraction of the graph are omitted. */
 const MIN_FRACTION = 1 / 600;
 
 export interface FlameCell {
@@ -12,7 +12,7 @@ export interface FlameCell {
   readonly row: number;
 }
 
-/** The cells of a node, of its ancestors above it (each as wide as the graph), and of its descendants below it. */
+/** The cells of a node, its ancestors above it (each as wide as the graph), and its descendants below it. */
 export function layoutFlame(focused: CallTreeNode): FlameCell[] {
   const cells: FlameCell[] = [];
   for (let node = focused.parent; node; node = node.parent) cells.unshift({ node, left: 0, width: 1, row: node.depth });

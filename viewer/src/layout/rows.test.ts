@@ -49,7 +49,7 @@ test("layoutRows stacks rows that are as tall as their levels", () => {
   const all = rows();
   for (let i = 1; i < all.length; i++) expect(all[i].top).toBe(all[i - 1].top + all[i - 1].height);
   expect(all[1].height).toBe(3 * metrics.level + metrics.gap);
-  // A track of no spans still has a label to read.
+  // A track without spans still has a readable label.
   expect(all[3].height).toBe(metrics.level + metrics.gap);
 });
 

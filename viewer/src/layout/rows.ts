@@ -1,10 +1,10 @@
-/** Which rows the tracks area has, and where: processes, tracks of spans, counters. */
+/** The rows of the tracks area and their positions: processes, tracks of spans, counters. */
 import { isMemory } from "../trace/memory";
 import { THREAD_KINDS, type Trace } from "../trace/trace";
 
 export interface Row {
   readonly type: "process" | "track" | "counter";
-  /** Unique among all rows; names it in the set of folded rows. */
+  /** Unique among all rows; the key of the row in the set of folded rows. */
   readonly key: string;
   readonly title: string;
   /** Index of the process, the track or the counter. */
@@ -12,7 +12,7 @@ export interface Row {
   /** CSS pixels from the top of all rows. */
   readonly top: number;
   readonly height: number;
-  /** Depth levels shown. */
+  /** Number of depth levels shown. */
   readonly depths: number;
   readonly folded: boolean;
 }
@@ -37,8 +37,7 @@ export const metricsFor = (rem: number): Metrics => ({
 });
 
 /**
- * Rows from top to bottom. In a process: what tensors hold, per thread those of its tracks, then GPU tracks, then other
- * counters.
+ * Rows from top to bottom. In a process: memory of tensors, the tracks of each thread, GPU tracks, then other counters.
  *
  * @param depths the number of depth levels of each track
  */
@@ -93,13 +92,13 @@ function tracksInOrder({ tracks }: Trace, process: number): number[] {
   });
 }
 
-/** CSS pixels from the top of all rows to the end of the last of these. */
+/** CSS pixels from the top of all rows to the end of the last given row. */
 export function rowsHeight(rows: readonly Row[]): number {
   const last = rows.at(-1);
   return last ? last.top + last.height : 0;
 }
 
-/** The rows of each process: its header, and what is below it. */
+/** The rows of each process: its header and the rows below it. */
 export function rowsByProcess(rows: readonly Row[]): Row[][] {
   const groups: Row[][] = [];
   for (const row of rows) {
@@ -113,7 +112,7 @@ export function rowsByProcess(rows: readonly Row[]): Row[][] {
 export const rowAt = (rows: readonly Row[], y: number): Row | undefined =>
   rows.find((row) => y >= row.top && y < row.top + row.height);
 
-/** The top of a depth level in CSS pixels; of the row's first level where this one is folded away. */
+/** The top of a depth level in CSS pixels; if that level is folded, the top of the row's first level. */
 export const levelTop = (row: Row, depth: number, metrics: Metrics): number =>
   row.top + Math.floor(metrics.gap / 2) + (depth < row.depths ? depth * metrics.level : 0);
 

@@ -1,20 +1,20 @@
-/** Where the bars of steps are: one per step, or one for several where there is no room for each. */
+/** Positions of the step bars: one bar per step, or one for several steps if there is no room for each. */
 
 export interface StepBar {
-  /** Indexes of the steps that it shows. */
+  /** Indexes of the steps of this bar. */
   readonly first: number;
   readonly last: number;
-  /** The slowest of them, which is the one drawn: a slow step is seen however many there are. */
+  /** Index of the slowest of them. Only it is drawn, so a slow step is visible however many steps there are. */
   readonly slowest: number;
 }
 
-/** CSS pixels from one bar to the next, at least and at most. */
+/** Minimum and maximum CSS pixels from one bar to the next. */
 export const MIN_BAR_PX = 4;
 export const MAX_BAR_PX = 40;
-/** A step that takes more than this many medians is cut off, so that one slow step does not flatten the others. */
+/** Steps that take more than this many medians are cut off, so that one slow step does not flatten the others. */
 const MAX_MEDIANS = 4;
 
-/** The bars of steps with these durations in a width in CSS pixels. */
+/** The bars for steps with these durations, in a width in CSS pixels. */
 export function barsOf(durations: readonly number[], width: number): StepBar[] {
   const count = Math.min(durations.length, Math.max(Math.floor(width / MIN_BAR_PX), 1));
   return Array.from({ length: count }, (_, bar) => {
@@ -37,5 +37,5 @@ export function fullHeightNs(durations: readonly number[]): number {
   return median > 0 ? Math.min(longest, median * MAX_MEDIANS) : longest;
 }
 
-/** Index of the bar that a step is in. */
+/** Index of the bar that contains a step. */
 export const barOfStep = (bars: readonly StepBar[], step: number): number => bars.findIndex(({ last }) => step <= last);

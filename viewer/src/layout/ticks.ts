@@ -1,4 +1,4 @@
-/** Where the time axis has its ticks, and their labels. */
+/** Positions and labels of the ticks of the time axis. */
 import type { TimeRange } from "../trace/trace";
 
 export interface Tick {
@@ -12,7 +12,7 @@ const UNITS: readonly (readonly [number, string])[] = [
   [1e3, "µs"],
 ];
 
-/** The least of 1, 2, 5 times a power of ten that is at least `ns`. */
+/** The smallest of 1, 2, 5 times a power of ten that is at least `ns`. */
 export function niceStep(ns: number): number {
   const power = 10 ** Math.floor(Math.log10(Math.max(ns, 1)));
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= ns) ?? power * 10;

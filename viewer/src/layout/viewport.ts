@@ -1,14 +1,14 @@
-/** Arithmetic of the viewport, the range of time that is shown: pure functions from a range to a range. */
+/** Arithmetic of the viewport (the visible range of time): pure functions from a range to a range. */
 import type { TimeRange } from "../trace/trace";
 
 const MIN_VIEWPORT_NS = 20;
 /** The widest viewport, as a multiple of the trace's duration. */
 const MAX_VIEWPORT_FACTOR = 1.1;
-/** How far the viewport may reach beyond the trace's ends, as a fraction of its own duration. */
+/** Maximum distance of the viewport beyond the trace's ends, as a fraction of its own duration. */
 const OVERSCROLL_FRACTION = 0.5;
-/** Free space on both sides of a range that was zoomed to, as a fraction of its duration. */
+/** Free space on both sides of a range after a zoom to it, as a fraction of its duration. */
 const MARGIN_FRACTION = 0.02;
-/** A range shorter than the viewport divided by this is too thin to be seen. */
+/** A range shorter than the viewport's duration divided by this is too thin to be seen. */
 const MAX_THINNESS = 300;
 
 /** Nanoseconds from start to end. */
@@ -17,7 +17,7 @@ export const durationOf = (range: TimeRange): number => range.end - range.start;
 /** The time at a fraction of a range: 0 is its start, 1 its end. */
 export const timeAt = (range: TimeRange, fraction: number): number => range.start + fraction * durationOf(range);
 
-/** What two ranges have in common; null for nothing. */
+/** The intersection of two ranges; null if it is empty. */
 export function overlapOf(one: TimeRange, other: TimeRange): TimeRange | null {
   const [start, end] = [Math.max(one.start, other.start), Math.min(one.end, other.end)];
   return start <= end ? { start, end } : null;
@@ -30,7 +30,7 @@ function clampDuration(ns: number, bounds: TimeRange): number {
   return Math.min(Math.max(ns, Math.min(MIN_VIEWPORT_NS, widest)), widest);
 }
 
-/** Keep the duration between the narrowest and the widest, and some of the trace in sight. */
+/** Keep the duration between the minimum and the maximum, and part of the trace visible. */
 export function clamp(viewport: TimeRange, bounds: TimeRange): TimeRange {
   const duration = clampDuration(durationOf(viewport), bounds);
   const earliest = bounds.start - duration * OVERSCROLL_FRACTION;
@@ -59,7 +59,7 @@ export function withMargin(range: TimeRange, bounds: TimeRange): TimeRange {
   return clamp({ start: range.start - margin, end: range.end + margin }, bounds);
 }
 
-/** The viewport moved, and its duration changed where needed, so that a range is in sight and wide enough to be seen. */
+/** The viewport, moved and if necessary resized so that a range is visible and wide enough to be seen. */
 export function reveal(viewport: TimeRange, range: TimeRange, bounds: TimeRange): TimeRange {
   const duration = durationOf(viewport);
   const tooThin = durationOf(range) * MAX_THINNESS < duration;
@@ -70,7 +70,7 @@ export function reveal(viewport: TimeRange, range: TimeRange, bounds: TimeRange)
   return clamp({ start: centre - duration / 2, end: centre + duration / 2 }, bounds);
 }
 
-/** The range with up to 20 times its duration around its centre, at most `maxNs`; never shorter than it is. */
+/** The range with up to 20 times its duration around its centre, at most `maxNs`; never shorter than the range. */
 function widen(range: TimeRange, maxNs: number): TimeRange {
   const duration = Math.max(durationOf(range), Math.min(durationOf(range) * 20, maxNs));
   const centre = centreOf(range);

@@ -10,7 +10,7 @@ import { MIN_TICK_PIXELS, paintMarks } from "./guides";
 import { LabelFitter } from "./label-fitter";
 import type { Surface } from "./surface";
 
-/** CSS pixels: the widest name of a mark, and the gap between a line and its text. */
+/** CSS pixels: the maximum width of a mark's name, and the gap between a line and its text. */
 const MAX_MARK_WIDTH = 140;
 /** Named marks are on average at least this many CSS pixels apart. */
 const MIN_NAME_PIXELS = 90;

@@ -8,7 +8,7 @@ import type { Frame } from "./frame";
 
 const LINE_HEIGHT = 1.5;
 const FILL_ALPHA = 0.35;
-/** CSS pixels: half the width of a peak's mark, from there to its text, and the height of that. */
+/** CSS pixels: half the width of a peak's mark, the gap between the mark and its text, and the height of the text. */
 const PEAK_MARK = 5;
 const PEAK_GAP = 8;
 const PEAK_FONT = 11;
@@ -20,15 +20,15 @@ export function paintCounter(frame: Frame, row: Row): void {
   const maximum = maximumOf(counter);
   const bottom = row.top + row.height - scrollTop - 1;
   const fullHeight = row.height - store.metrics.value.gap;
-  // The sample before the viewport holds into it.
+  // The last sample before the viewport is still valid at its start.
   const first = Math.max(lowerBound(time, viewport.start) - 1, 0);
   context.fillStyle = colors.counter;
   for (let i = first; i < time.length && time[i] <= viewport.end; ) {
     const left = Math.max(x(time[i]), 0);
     let shown = value[i];
-    // Of the samples that fall on one pixel the highest is shown.
+    // If several samples fall on one pixel, the highest is shown.
     for (i++; i < time.length && x(time[i]) <= left; i++) shown = Math.max(shown, value[i]);
-    // The last value holds until the end.
+    // The last value is valid until the end.
     const right = Math.min(x(i < time.length ? time[i] : store.bounds.end), width);
     const height = maximum > 0 ? Math.max((shown / maximum) * fullHeight, 0) : 0;
     context.globalAlpha = FILL_ALPHA;
@@ -42,7 +42,7 @@ export function paintCounter(frame: Frame, row: Row): void {
   }
 }
 
-/** A mark at the top of the curve, and beside it how high that is. */
+/** A mark at the top of the curve, with the value beside it. */
 function paintPeak({ context, colors, width }: Frame, left: number, y: number, text: string): void {
   if (left < 0 || left > width) return;
   context.fillStyle = colors.mark;

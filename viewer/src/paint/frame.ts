@@ -1,4 +1,4 @@
-/** What one painting of the tracks is about: the surface, the viewport and the scroll position at its time. */
+/** The state for one painting of the tracks: the surface, the viewport and the scroll position at that time. */
 import { levelTop } from "../layout/rows";
 import { durationOf } from "../layout/viewport";
 import type { Store } from "../store";
@@ -13,7 +13,7 @@ export interface Frame extends Surface {
   readonly nsPerPixel: number;
   /** CSS pixels of rows above the canvas. */
   readonly scrollTop: number;
-  /** The CSS pixel of a time, on whole device pixels: the nearest, or by another rounding. */
+  /** The CSS pixel of a time, on a whole device pixel: the nearest, or by another rounding. */
   readonly x: (time: number, round?: (pixels: number) => number) => number;
 }
 
@@ -33,10 +33,10 @@ export interface Box {
   readonly height: number;
 }
 
-/** Spans are cut this far outside of the canvas: a rectangle's far edge must stay within what a canvas can draw. */
+/** Spans are cut this far outside the canvas, because canvases cannot draw rectangles with very distant edges. */
 const MAX_X = 1e5;
 
-/** Where a span is drawn; null where its process is folded away. */
+/** The box of a span; null if its process is folded. */
 export function spanBox({ store, scrollTop, x }: Frame, span: number): Box | null {
   const { spans } = store.trace;
   const row = store.rows.value.find(({ type, index }) => type === "track" && index === spans.track[span]);

@@ -1,4 +1,4 @@
-/** Paints what runs through all rows: tick lines below the spans; marks and the selected range above them. */
+/** Paints the lines through all rows: ticks below the spans; marks and the selected range above them. */
 import { pixelsApart } from "../layout/mark-density";
 import { rowsByProcess, rowsHeight } from "../layout/rows";
 import { ticks } from "../layout/ticks";
@@ -7,7 +7,7 @@ import type { Frame } from "./frame";
 
 /** Ticks are at least this many CSS pixels apart. */
 export const MIN_TICK_PIXELS = 110;
-/** Marks whose lines are on average this many CSS pixels apart are drawn at full strength. */
+/** Marks are drawn at full strength if their average distance is at least this many CSS pixels. */
 const FULL_MARK_PIXELS = 12;
 const MIN_ALPHA = 0.15;
 
@@ -16,7 +16,7 @@ export function paintTickLines({ context, colors, viewport, width, height, x }: 
   for (const tick of ticks(viewport, width, MIN_TICK_PIXELS)) context.fillRect(x(tick.time), 0, 1, height);
 }
 
-/** Call `draw` with each CSS pixel that has a mark in sight, once; of two sides with each mark. */
+/** Call `draw` once for each CSS pixel with a visible mark; in a comparison, for each visible mark. */
 function forEachMarkLine({ store, width, x }: Frame, draw: (left: number, mark: Mark) => void): void {
   let last = -1;
   for (const mark of store.trace.marks) {
@@ -27,7 +27,7 @@ function forEachMarkLine({ store, width, x }: Frame, draw: (left: number, mark: 
   }
 }
 
-/** From where to where a mark's line goes, in CSS pixels: through all rows; of two sides through those of its own. */
+/** Vertical extents of a mark's line in CSS pixels: all rows; in a comparison, the rows of the mark's side. */
 function reachOf({ store, scrollTop, height }: Frame, { text }: Mark): (readonly [number, number])[] {
   const side = store.trace.comparison?.titles.find((title) => text.endsWith(title));
   if (side === undefined) return [[0, height]];
@@ -36,7 +36,7 @@ function reachOf({ store, scrollTop, height }: Frame, { text }: Mark): (readonly
     .map((rows) => [rows[0].top - scrollTop, rowsHeight(rows) - scrollTop]);
 }
 
-/** A line for every mark; fainter where they are so dense that they would hide what is below them. */
+/** A line for every mark; fainter if they are so dense that they would hide the spans below them. */
 export function paintMarks(frame: Frame, reach = (mark: Mark) => reachOf(frame, mark)): void {
   const { context, store, colors, nsPerPixel } = frame;
   context.fillStyle = colors.mark;

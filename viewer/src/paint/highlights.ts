@@ -1,17 +1,20 @@
-/** Paints what the pointer and the selection point out: outlines of spans, and the flow from forward to backward. */
+/** Paints the highlights of the pointer and the selection: outlines of spans, and the flow from forward to backward. */
 import { type Box, type Frame, spanBox } from "./frame";
 
 const HOVER_LINE = 1;
 const LINKED_LINE = 2;
 const SELECTED_LINE = 2.5;
-/** Outlines are cut this far outside of the canvas, so that their edges are not seen. */
+/** Outlines are cut this far outside the canvas, so that the cut edges are not visible. */
 const BLEED = 4;
 const FLOW_LINE = 2;
 const ARROW_HEAD = { length: 8, halfWidth: 4.5 };
-/** A flow whose ends are both this far outside of the canvas is not painted. */
+/** A flow is not painted if both of its ends are this far outside the canvas. */
 const MAX_FLOW_OVERHANG = 200;
 
-/** Paint the outlines of the hovered (-1 for none) and of the selected span, and of what is linked to the latter. */
+/**
+ * Paint the outlines of the hovered span (-1 for none), of the selected one, and of the spans linked to the selected
+ * one.
+ */
 export function paintHighlights(frame: Frame, hovered: number): void {
   const { store, colors } = frame;
   const selected = store.selected.value;
@@ -36,7 +39,7 @@ function outline(frame: Frame, span: number, color: string, line: number): void 
   context.strokeRect(left + inset, box.top + inset, Math.max(right - left - line + 1, 1), box.height + 2 - line);
 }
 
-/** From the forward of the selected call to each span of its backward. */
+/** Curves from the forward of the selected call to each span of its backward. */
 function paintFlows(frame: Frame, selected: number): void {
   const { store } = frame;
   const { spans, tracks } = store.trace;

@@ -8,8 +8,8 @@ export class LabelFitter {
   }
 
   /**
-   * Fit a label into `maxWidth` CSS pixels: the whole of it, or as much as fits with an ellipsis, or an empty text where
-   * not even two characters do.
+   * Fit a label into `maxWidth` CSS pixels: the whole label, a part of it with an ellipsis, or an empty text if there
+   * is no room for two characters.
    */
   fit(label: string, maxWidth: number): { text: string; width: number } {
     let width = 0;

@@ -1,4 +1,4 @@
-/** Paints the overview: how busy each kind of track is over the whole recording, and where the viewport is in it. */
+/** Paints the overview: how busy each kind of track is over the whole recording, and the position of the viewport. */
 import type { Store } from "../store";
 import type { CanvasColors } from "../theme";
 import type { Surface } from "./surface";
@@ -9,10 +9,10 @@ type TrackKind = (typeof KINDS)[number];
 /** CSS pixels of free space above and below the bands. */
 const MARGIN = 3;
 const FRAME_LINE = 2;
-/** Opacity of the least work, so that it is seen; more is drawn up to 1. */
+/** Opacity of the least work, so that it is visible; the opacity grows with the work, up to 1. */
 const MIN_ALPHA = 0.2;
 
-/** Per kind of track, the fraction of each pixel's time that outermost spans cover, averaged over its tracks. */
+/** For each kind of track, the fraction of each pixel's time that outermost spans cover, averaged over its tracks. */
 function computeLoad({ trace, bounds, levels }: Store, width: number): Map<TrackKind, Float32Array> {
   const { spans } = trace;
   const nsPerPixel = (bounds.end - bounds.start) / width;
@@ -35,7 +35,7 @@ function computeLoad({ trace, bounds, levels }: Store, width: number): Map<Track
   return result;
 }
 
-/** The bands are painted once for each size and theme, and copied into each frame. */
+/** The bands are painted once for each size and theme, then copied into each frame. */
 export class OverviewPainter {
   private bands: HTMLCanvasElement | undefined;
   private bandsKey = "";

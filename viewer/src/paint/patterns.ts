@@ -1,9 +1,9 @@
-/** Patterns over spans that are not plain forward or backward. */
+/** Patterns over spans that are incomplete, or that belong to recomputed calls. */
 
 export interface Patterns {
   /** Stripes, over spans whose start or end was not recorded. */
   readonly incomplete: CanvasPattern;
-  /** Dots, over forward calls that are run again during backward. */
+  /** Dots, over forward calls that run again during backward. */
   readonly recompute: CanvasPattern;
 }
 

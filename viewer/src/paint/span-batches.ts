@@ -7,12 +7,12 @@ import type { Frame } from "./frame";
 import { LabelFitter } from "./label-fitter";
 import { createPatterns, type Patterns } from "./patterns";
 
-/** CSS pixels: a narrower span has no label; narrower neighbours have no gap between them. */
+/** CSS pixels: narrower spans have no label; narrower neighbours have no gap between them. */
 const MIN_LABEL_WIDTH = 22;
 const MIN_GAP_WIDTH = 3;
-/** Rectangles are cut this far outside of the canvas, so that their edges are not seen. */
+/** Rectangles are cut this far outside the canvas, so that the cut edges are not visible. */
 const BLEED = 8;
-/** Opacity of spans beside highlighted ones. */
+/** Opacity of spans that are not highlighted while others are. */
 const DIMMED_ALPHA = 0.22;
 
 interface Label {
@@ -36,7 +36,7 @@ export class SpanBatches {
   private fitter: LabelFitter | undefined;
   private font = "";
 
-  /** Collect the rectangles of a track's row that are in sight. */
+  /** Collect the visible rectangles of a track's row. */
   add(frame: Frame, row: Row): void {
     const { store, viewport, nsPerPixel, scrollTop, height, width, x } = frame;
     const { ofSpan } = this.useColoring(store);
@@ -55,7 +55,8 @@ export class SpanBatches {
         nsPerPixel,
         highlighted,
         (span, from, to, merged) => {
-          // Merged spans take each pixel that they touch: gaps thinner than one would else show as one here and there.
+          // Merged spans fill each pixel that they touch; otherwise gaps thinner than a pixel would show in some
+          // places.
           const begin = x(from, merged > 1 ? Math.floor : Math.round);
           const end = x(to, merged > 1 ? Math.ceil : Math.round);
           const left = Math.max(begin, -BLEED);
@@ -75,7 +76,7 @@ export class SpanBatches {
     }
   }
 
-  /** Paint what was collected, and forget it. */
+  /** Paint the collected rectangles, and clear the lists. */
   paint(frame: Frame): void {
     const { context, store, colors } = frame;
     const height = store.metrics.value.level - 1;
@@ -122,7 +123,7 @@ export class SpanBatches {
     const x = Math.round((left + right - width) / 2);
     const dimmed = highlighted && !highlighted[span];
     if (!dimmed && (!spans.complete[span] || spans.phase[span] === RECOMPUTE)) {
-      // Stripes and dots would cross the letters.
+      // Stripes and dots would make the letters hard to read.
       context.fillStyle = color.fill;
       context.fillRect(x - 3, y, width + 6, height);
     }

@@ -1,11 +1,14 @@
-/** Paints a stacked bar per step: its parts from the bottom up. */
+/** Paints a stacked bar per step, with its parts from the bottom up. */
 import { partColor } from "../color";
 import { barPitch, type StepBar } from "../layout/step-bars";
 import type { CanvasColors } from "../theme";
 import { partsOfStep, type StepParts } from "../trace/step-parts";
 import type { Surface } from "./surface";
 
-/** CSS pixels: above the highest bar, where a bar that is cut off has its mark; below all bars, for the line of those in sight. */
+/**
+ * CSS pixels: above the highest bar, for the mark of a bar that is cut off; below all bars, for the line of the visible
+ * steps.
+ */
 const TOP = 4;
 const BOTTOM = 4;
 const GAP = 1;
@@ -14,7 +17,7 @@ export interface StepBarsFrame {
   readonly bars: readonly StepBar[];
   /** The duration in ns of a bar of full height. */
   readonly fullNs: number;
-  /** Whether a step is in sight in the timeline. */
+  /** Whether a step is visible in the timeline. */
   readonly isInSight: (step: number) => boolean;
   /** Index of the bar under the pointer or the keyboard's focus, -1 for none. */
   readonly active: number;
@@ -50,7 +53,7 @@ export function paintStepBars(
       y = upper;
     });
     context.fillStyle = colors.ink;
-    // It goes on: a gap, and a line above it.
+    // The bar is cut off: paint a gap, and a line above it.
     if (ns > fullNs * 1.001) context.fillRect(left, 0, right - left, 2);
     context.fillStyle = colors.accent;
     let seen = false;

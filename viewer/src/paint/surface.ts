@@ -1,4 +1,4 @@
-/** Canvases as sharp as the screen and as large as their elements, painted at most once a frame. */
+/** Canvases in the screen's resolution and in the size of their elements, painted at most once per frame. */
 
 export interface Surface {
   readonly context: CanvasRenderingContext2D;
@@ -24,7 +24,7 @@ export function prepareSurface(canvas: HTMLCanvasElement): Surface {
   return { context, width, height, scale };
 }
 
-/** Return a function that calls `paint` once in the next frame, however often it is called until then. */
+/** Return a function that requests one call of `paint` in the next frame, however often it is called before. */
 export function oncePerFrame(paint: () => void): () => void {
   let requested = false;
   return () => {

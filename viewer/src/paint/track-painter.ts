@@ -1,4 +1,4 @@
-/** Paints the rows that are in sight: tracks and counters, what runs through all rows, and the highlights. */
+/** Paints the visible rows: tracks and counters, the lines through all rows, and the highlights. */
 import type { Store } from "../store";
 import type { CanvasColors } from "../theme";
 import { paintCounter } from "./counter-painter";

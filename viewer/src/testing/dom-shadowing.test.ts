@@ -1,12 +1,12 @@
-/** A name of the browser's, such as `window` or `Node`, means the browser's everywhere in this source. */
+/** A name of the browser, such as `window` or `Node`, means the browser's object everywhere in this source. */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { parseSync } from "vite";
 import { expect, test } from "vitest";
 
 /**
- * Names that locals may have all the same: `event` is what every handler calls its argument, and the DOM's own `name`
- * has the type void so that it is not used by mistake.
+ * Names that locals may have anyway: `event` is the usual argument of handlers, and the DOM's own `name` has the type
+ * void so that it is not used by mistake.
  */
 const ALLOWED = new Set(["event", "name"]);
 
@@ -43,7 +43,7 @@ function patternNames(pattern: unknown): string[] {
   }
 }
 
-/** The names that a node itself declares, in whatever scope. */
+/** The names that a node itself declares, in any scope. */
 function declaredBy(node: AstNode): string[] {
   switch (node.type) {
     case "FunctionDeclaration":

@@ -1,9 +1,9 @@
-/** Traces for the tests, from rows short enough to be checked by eye. */
+/** Traces for the tests, from rows short enough to check by eye. */
 import type { Trace } from "../trace/trace";
 
 export interface SpanRow {
   readonly time: readonly [start: number, end: number];
-  /** `label/fqn/class`; a label alone is used for all three. */
+  /** `label/fqn/class`; a label without slashes is used for all three. */
   readonly name: string;
   readonly parent?: number;
   readonly phase?: number;
@@ -14,7 +14,7 @@ export interface SpanRow {
   readonly complete?: number;
 }
 
-/** A trace of the rows, with one track per entry of `kinds`, all of one process; `rest` replaces other fields. */
+/** A trace of the rows in one process, with one track per entry of `kinds`; `rest` replaces other fields. */
 export function makeTrace(
   rows: readonly SpanRow[],
   kinds: readonly string[] = ["forward"],

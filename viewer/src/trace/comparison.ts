@@ -1,9 +1,9 @@
-/** Two sides on one time axis: what each module took on either, and the verdict on the difference. */
+/** Two sides on one time axis: the time of each module on both sides, and a verdict on the difference. */
 import type { IntegerArray } from "./trace";
 
 /**
- * "added" is only on the second side, "removed" only on the first. Only `modtrace diff` calls a module slower or faster: it
- * knows the noise. Of two steps, this page says that a module took longer or shorter.
+ * "added" is only on the second side, "removed" only on the first. Only `modtrace diff` calls a module slower or
+ * faster, because it knows the noise. For two steps, this page only says that a module took longer or shorter.
  */
 export const VERDICTS = ["slower", "longer", "faster", "shorter", "same", "cannot tell", "added", "removed"] as const;
 export type Verdict = (typeof VERDICTS)[number];
@@ -14,9 +14,11 @@ export interface Change {
   readonly phase: string;
   readonly before: number;
   readonly after: number;
-  /** What it takes more; with the machine's own change taken off if the sides are recordings. */
+  /** Time after minus time before; for recordings, corrected by the change of the machine's speed. */
   readonly difference: number;
-  /** The confidence interval of the difference; null if each side is one step, or too few recordings have the module. */
+  /**
+   * The confidence interval of the difference; null if each side is one step, or if too few recordings have the module.
+   */
   readonly interval: readonly [low: number, high: number] | null;
   readonly callsBefore: number;
   readonly callsAfter: number;
@@ -24,24 +26,24 @@ export interface Change {
 }
 
 export interface Comparison {
-  /** What the two sides are called. */
+  /** The names of the two sides. */
   readonly titles: readonly [before: string, after: string];
-  /** Sentences about the whole. */
+  /** Sentences about the whole comparison. */
   readonly notes: readonly string[];
-  /** Largest difference first, changed ones before all others. */
+  /** Changed modules before all others; both sorted by difference, largest first. */
   readonly changes: readonly Change[];
-  /** Per span an index into `changes`, -1 for none. */
+  /** For each span an index into `changes`, -1 for none. */
   readonly ofSpan: IntegerArray;
 }
 
-/** What takes less is shorter than clocks tell. */
+/** Resolution of the clock in ns; shorter times have no ratio. */
 const CLOCK_NS = 1000;
 
-/** The difference as a part of what it was before; infinite where that was less than clocks tell. */
+/** The difference as a share of the time before; infinite if that is below the resolution of the clock. */
 export const ratioOf = ({ before, difference }: Change): number =>
   before >= CLOCK_NS ? difference / before : difference ? Infinity : 0;
 
-/** How often a module ran that ran more or less often, in the words of `Change.outcome` in Python; "" of any other. */
+/** If the number of calls changed, the text of `Change.outcome` in Python; otherwise "". */
 export function ranOtherwise({ callsBefore, callsAfter }: Change): string {
   if (callsBefore === callsAfter || !callsBefore || !callsAfter) return "";
   return `ran ${callsAfter} ${callsAfter === 1 ? "time" : "times"} a step instead of ${callsBefore}`;

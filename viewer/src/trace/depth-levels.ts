@@ -1,10 +1,10 @@
-/** The spans of one track at one depth, sorted, so that a time or a range of time finds its spans by bisection. */
+/** The spans of one track at one depth, sorted, so that bisection finds the spans of a time or range. */
 import type { Spans } from "./trace";
 
 export interface DepthLevel {
   /** Indexes of its spans, in start order. */
   readonly spans: Int32Array;
-  /** The latest end among these spans up to each, ascending, so that a search by end works where spans overlap. */
+  /** For each span the latest end up to it; ascending, so that a search by end works even if spans overlap. */
   readonly latestEnd: Float64Array;
 }
 
@@ -30,7 +30,7 @@ export function buildDepthLevels(spans: Spans, trackCount: number): DepthLevel[]
   return levels;
 }
 
-/** The first position in an ascending array whose value is at least `limit`; the length where there is none. */
+/** The first position in an ascending array whose value is at least `limit`; the length if there is none. */
 export function lowerBound(values: ArrayLike<number>, limit: number): number {
   let low = 0;
   let high = values.length;
@@ -42,18 +42,18 @@ export function lowerBound(values: ArrayLike<number>, limit: number): number {
   return low;
 }
 
-/** Receives one rectangle: that of `span` alone where `merged` is 1, else of `merged` spans, of which `span` is one. */
+/** Receives one rectangle: of `span` if `merged` is 1, otherwise of `merged` spans that include `span`. */
 export type DrawSpan = (span: number, start: number, end: number, merged: number) => void;
 
-/** Nanoseconds of the cells in which spans thinner than a pixel are merged: a power of two, at least a pixel. */
+/** Width in ns of the cells in which spans thinner than a pixel are merged: a power of two, at least a pixel. */
 export const mergeCellNs = (nsPerPixel: number): number => 2 ** Math.ceil(Math.log2(Math.max(nsPerPixel, 1e-3)));
 
 /**
- * Hand the rectangles of a level between two times to `draw`, in start order.
+ * Call `draw` with the rectangles of a level between two times, in start order.
  *
  * Spans shorter than a merge cell that start in the same cell become one rectangle. Cells lie on a fixed grid in time,
- * so that nothing flickers while the viewport moves. The longest span of a cell is shown; a highlighted one (a flag
- * per span) goes before all others.
+ * so that nothing flickers while the viewport moves. The longest span of a cell is shown, unless another one is
+ * highlighted (by a flag per span).
  */
 export function forEachRectangle(
   level: DepthLevel,
@@ -67,7 +67,7 @@ export function forEachRectangle(
   const { start, end } = spans;
   const cell = mergeCellNs(nsPerPixel);
   const count = level.spans.length;
-  // A merged rectangle may start before `from`, in the cell that `from` cuts: begin with that whole cell.
+  // A merged rectangle may start before `from`, in the cell that contains `from`: start with that whole cell.
   let position = lowerBound(level.latestEnd, Math.floor(from / cell) * cell);
   while (position < count) {
     const first = level.spans[position];
@@ -98,7 +98,7 @@ export function forEachRectangle(
   }
 }
 
-/** The span of a level at a time, or the nearest within `toleranceNs`; -1 where there is none. */
+/** The span of a level at a time, or the nearest within `toleranceNs`; -1 if there is none. */
 export function spanAt(level: DepthLevel, spans: Spans, time: number, toleranceNs: number): number {
   let best = -1;
   let bestDistance = toleranceNs;

@@ -1,27 +1,27 @@
-/** What tensors held over time and in calls, where a recording counted it, by the rules of `timeline/memory.py`. */
+/** Memory of tensors over time and in calls, if a recording counted it, by the rules of `timeline/memory.py`. */
 import { lowerBound } from "./depth-levels";
 import { type CounterSeries, isGpu, type Trace } from "./trace";
 
-/** Who held memory when most of it was held. */
+/** The holders of memory at its peak. */
 export interface Holders {
-  /** Ns after the base. */
+  /** Nanoseconds after the base. */
   readonly time: number;
-  /** Fully qualified names and bytes, largest first, `other` last: they sum to what was held. */
+  /** Fully qualified names and bytes, largest first, `other` last; their sum is the memory at the peak. */
   readonly rows: readonly (readonly [fqn: string, bytes: number])[];
 }
 
 const ALLOCATED = "allocated";
 const CUDA_ALLOCATED = "cuda allocated";
 
-/** Whether a counter says what tensors hold. */
+/** Whether a counter shows the memory of tensors. */
 export const isMemory = ({ name }: CounterSeries): boolean => name === ALLOCATED || name === CUDA_ALLOCATED;
 
-/** Index of the last of its samples up to a moment, which holds until the next; -1 before the first. */
+/** Index of its last sample at or before a time; -1 before the first. A sample is valid until the next. */
 export const sampleAt = ({ time }: CounterSeries, moment: number): number => lowerBound(time, moment + 0.5) - 1;
 
 const peaks = new WeakMap<CounterSeries, number>();
 
-/** Index of the first of its highest samples; -1 where it has none. */
+/** Index of the first of its highest samples; -1 if it has none. */
 export function peakOf(counter: CounterSeries): number {
   let peak = peaks.get(counter);
   if (peak === undefined) {
@@ -34,7 +34,10 @@ export function peakOf(counter: CounterSeries): number {
 /** The highest value of a counter, at least 0. */
 export const maximumOf = (counter: CounterSeries): number => Math.max(counter.value[peakOf(counter)] ?? 0, 0);
 
-/** Per span in bytes: what was held at its end, or the most inside it, less what was held at its begin. NaN: not known. */
+/**
+ * Bytes for each span: the memory at its end ("retained") or the most inside it ("peak"), minus the memory at its
+ * start. NaN: unknown.
+ */
 export function spanMemory({ spans, tracks, counters }: Trace, what: "retained" | "peak"): Float64Array {
   const found = new Float64Array(spans.count).fill(Number.NaN);
   const counterOf = tracks.map((track) => {

@@ -1,10 +1,10 @@
-/** From one span to the next: along its depth level, to its parent, to its first child, to other calls of its module. */
+/** Neighbours of a span: along its depth level, its parent, its first child, other calls of its module. */
 import { type DepthLevel, lowerBound } from "./depth-levels";
 import type { Spans } from "./trace";
 
 export type Direction = "left" | "right" | "up" | "down";
 
-/** The neighbour of a span, or -1; from no span (-1) to the first of all. */
+/** The neighbour of a span, or -1; for no span (-1), the first span of the trace. */
 export function neighbour(
   spans: Spans,
   levels: readonly (readonly DepthLevel[])[],
@@ -23,7 +23,7 @@ export function neighbour(
   return level[lowerBound(level, span) + (direction === "right" ? 1 : -1)] ?? -1;
 }
 
-/** The spans of the same name and phase as a span, in start order, and the position of the span among them. */
+/** The spans with the same name and phase as a span, in start order, and the position of the span among them. */
 export function sameCall(spans: Spans, span: number): { readonly calls: readonly number[]; readonly position: number } {
   const calls: number[] = [];
   for (let i = 0; i < spans.count; i++) {

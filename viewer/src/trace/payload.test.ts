@@ -34,7 +34,7 @@ function makeHeader() {
 
 type Header = ReturnType<typeof makeHeader>;
 
-/** A payload of one span, written byte by byte as the format says. */
+/** A payload of one span, written byte by byte according to the format. */
 function block(change: (header: Header) => void = () => {}): ArrayBuffer {
   const header = makeHeader();
   change(header);
@@ -174,7 +174,10 @@ test("decode of a block that ends in its header refuses it", () => {
   expect(() => decode(block().slice(0, 100))).toThrow("cut short");
 });
 
-/** A block with a comparison whose one span points to a change by the integer at an offset: 48 has 0, 32 has 3. */
+/**
+ * A block with a comparison, whose one span refers to a change by the integer at an offset: 48 contains 0, 32 contains
+ * 3.
+ */
 const compared = (offset: number, verdict = "slower") =>
   block((header) =>
     Object.assign(header, {
@@ -226,7 +229,7 @@ test("decode of a comparison with a change that is not there or an unknown verdi
   expect(() => decode(compared(48, "worse"))).toThrow("unknown verdict");
 });
 
-/** A block with one step of 30 ns, all of which are of one part. */
+/** A block with one step of 30 ns, all of it in one part. */
 const withSteps = (change: (steps: Record<string, unknown>) => void = () => {}) =>
   block((header) => {
     const ref = (type: string, offset: number) => ({ type, offset, length: 1 });

@@ -1,4 +1,4 @@
-/** From the page's data block to a trace: base64 of gzip of (u32 H, H bytes of JSON, arrays). */
+/** From the page's data block to a trace. The block is base64 of gzip of (u32 H, H bytes of JSON, arrays). */
 import { visibleText } from "../format";
 import { type Comparison, VERDICTS, type Verdict } from "./comparison";
 import type { Finding } from "./findings";
@@ -8,7 +8,7 @@ import { type CounterSeries, type IntegerArray, PHASES, type Spans, type Trace }
 
 const FORMAT_VERSION = 1;
 
-/** The page's data cannot be shown; the message says why. */
+/** The page's data is invalid; the message has the reason. */
 export class PayloadError extends Error {}
 
 interface ArrayRef {
@@ -26,7 +26,7 @@ interface Header {
   readonly processes: { pid: number; rank: number | null; name: string }[];
   readonly tracks: { kind: string; thread: string; tid: number; process: number; name: string }[];
   readonly marks: [number, string, string][];
-  /** Which spans have args, and which of the kinds of args each of these has. */
+  /** The spans that have args, and for each of them the kind of its args. */
   readonly args: { rows: ArrayRef; kind: ArrayRef; kinds: Record<string, string>[] };
   readonly counters: { name: string; unit: string; process: number; time: ArrayRef; value: ArrayRef }[];
   readonly arrays: Record<string, ArrayRef>;
@@ -38,14 +38,14 @@ interface Header {
 }
 
 interface HeaderStepParts {
-  /** Each part and its fraction of the time of all steps. */
+  /** Each part with its share of the time of all steps. */
   readonly parts: [string, number][];
   readonly names: string[];
   readonly causes: (string | null)[];
   readonly start: ArrayRef;
   readonly duration: ArrayRef;
   readonly whole: ArrayRef;
-  /** Nanoseconds, part by part of one step after the other. */
+  /** Nanoseconds: all parts of the first step, then all parts of the next, and so on. */
   readonly ns: ArrayRef;
 }
 
@@ -71,7 +71,7 @@ export async function unpack(base64: string): Promise<ArrayBuffer> {
   return new Response(plain).arrayBuffer();
 }
 
-/** Read the block. Every index in it is checked, so that nothing after this looks outside an array. */
+/** Decode the block. Every index in it is checked, so later code never reads outside an array. */
 export function decode(block: ArrayBuffer): Trace {
   const size = new DataView(block).getUint32(0, true);
   const body = 4 + size;
@@ -192,7 +192,7 @@ function readComparison(header: HeaderComparison, ofSpan: IntegerArray, spans: S
   };
 }
 
-/** Refuse columns of another length, or with an index outside of the table it points into. */
+/** Reject columns with another length, or with an index outside the table that it refers to. */
 function validate(spans: Spans, header: Header): void {
   const rules: readonly [keyof Spans, (value: number, i: number) => boolean][] = [
     ["start", (start, i) => Number.isFinite(start) && (i === 0 || start >= spans.start[i - 1])],

@@ -1,13 +1,16 @@
-/** What each step was spent on, as `Timeline.summary()` has it: every nanosecond of a step is of exactly one part. */
+/**
+ * The time of each step by part, equal to the parts of `Timeline.summary()`. Each nanosecond of a step belongs to
+ * exactly one part.
+ */
 import type { Step } from "./steps";
 
 export interface StepParts {
-  /** In the order in which bars are stacked, with each part's fraction of the time of all steps. */
+  /** Each part with its share of the time of all steps, in the order in which bars are stacked. */
   readonly parts: readonly { readonly name: string; readonly share: number }[];
   readonly steps: readonly Step[];
-  /** Why a step was slow, in one sentence; null where it was not. */
+  /** The reason of a slow step in one sentence; null for other steps. */
   readonly causes: readonly (string | null)[];
-  /** Nanoseconds, part by part of one step after the other. */
+  /** Nanoseconds: all parts of the first step, then all parts of the next, and so on. */
   readonly ns: Float64Array;
 }
 
@@ -15,7 +18,7 @@ export interface StepParts {
 export const partsOfStep = ({ parts, ns }: StepParts, step: number): Float64Array =>
   ns.subarray(step * parts.length, (step + 1) * parts.length);
 
-/** Indexes of the parts that a step has, the longest first. */
+/** Indexes of the parts with time in a step, the longest first. */
 export function longestParts(stepParts: StepParts, step: number): number[] {
   const ns = partsOfStep(stepParts, step);
   return [...ns.keys()].filter((part) => ns[part] > 0).sort((a, b) => ns[b] - ns[a] || a - b);

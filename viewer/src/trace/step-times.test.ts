@@ -30,7 +30,7 @@ const trace = makeTrace(
 
 test("stepTimesOf steps counts each moment once and adds up to each step", () => {
   const [first, second] = stepTimesOf(trace, stepsOf(trace));
-  // Forward on the other thread from 60 to 70 only: before that a backward ran.
+  // Forward on the other thread counts only from 60 to 70: before that a backward ran.
   expect(first).toEqual({ forward: 30, backward: 25, recompute: 5, before: 0, between: 10, after: 10 });
   expect(second).toEqual({ forward: 5, backward: 0, recompute: 0, before: 10, between: 0, after: 25 });
 });
@@ -40,7 +40,7 @@ test("stepTimesOf steps of several processes are of the first one's spans", () =
   const tracks = [...trace.tracks.map((track, i) => (i === 2 ? { ...track, process: 1 } : track))];
   const ranks = { ...trace, processes, tracks };
   const [first, second] = stepTimesOf(ranks, stepsOf(ranks));
-  // Without the forward from 50 to 70, which is the other rank's now.
+  // Without the forward from 50 to 70, which is on the other rank now.
   expect(first).toEqual({ forward: 20, backward: 25, recompute: 5, before: 0, between: 10, after: 20 });
   expect(second).toEqual({ forward: 5, backward: 0, recompute: 0, before: 10, between: 0, after: 25 });
 });

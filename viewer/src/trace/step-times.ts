@@ -1,4 +1,4 @@
-/** What each step took in which phase or outside all modules, by the rules of `modtrace summary` (`StepTimes`). */
+/** Time of each step by phase and outside all modules, by the rules of `modtrace summary` (`StepTimes`). */
 import { type Step, tracksOfSteps } from "./steps";
 import { BACKWARD, FORWARD, RECOMPUTE, type Trace } from "./trace";
 
@@ -6,7 +6,7 @@ export const STEP_PARTS = ["forward", "backward", "recompute", "before", "betwee
 
 export type StepPart = (typeof STEP_PARTS)[number];
 
-/** Nanoseconds. Each moment counts once, so that the parts add up to the step. */
+/** Nanoseconds. Each moment counts once, so the parts add up to the step. */
 export type StepTimes = Readonly<Record<StepPart, number>>;
 
 interface Coverage {
@@ -15,7 +15,10 @@ interface Coverage {
   last: number;
 }
 
-/** How long spans of a phase or a later one cover each step, however many of them run at once. Steps are in order. */
+/**
+ * For each step, the time covered by spans of a phase or a later one, however many of them run at once. Steps are in
+ * order.
+ */
 function coverageOf(trace: Trace, steps: readonly Step[], phase: number): Coverage[] {
   const { spans } = trace;
   const isCounted = tracksOfSteps(trace);
@@ -37,7 +40,7 @@ function coverageOf(trace: Trace, steps: readonly Step[], phase: number): Covera
   return covered;
 }
 
-/** The times of steps that are in order and do not overlap. */
+/** Times of steps that are in order and do not overlap. */
 export function stepTimesOf(trace: Trace, steps: readonly Step[]): StepTimes[] {
   const [all, backward, recompute] = [FORWARD, BACKWARD, RECOMPUTE].map((phase) => coverageOf(trace, steps, phase));
   return steps.map(({ start, end }, i) => {

@@ -28,7 +28,7 @@ test("stepsOf begins the first step where a range before its first span begins, 
     return { ...trace, stepParts: { parts: [], steps: [step], causes: [null], ns: new Float64Array() } };
   };
   expect(stepsOf(withParts(2))[0].start).toBe(2);
-  // What runs before a mark is another step's.
+  // Spans before a mark belong to another step.
   const marks = [stepMark(4, "before"), ...trace.marks];
   expect(stepsOf({ ...withParts(2), marks })[0].start).toBe(4);
 });
@@ -43,7 +43,7 @@ test("stepsOf marks before the first span and after each other leaves out ranges
 });
 
 test("stepsOf marks between which only other bars start leaves them out", () => {
-  // A backward pass that is waited for, a collective and a kernel: none of them is a span of a module on a thread.
+  // A backward pass that is waited for, a collective and a kernel: none of these is a module's span on a thread.
   const rows = [
     span(5, 15, 0),
     { ...span(25, 30, 1), track: 1 },

@@ -1,26 +1,26 @@
-/** Training steps: the ranges of time between marks of kind "step", each of which ends one. */
+/** Training steps: the ranges of time between marks of kind "step". Each mark ends one step. */
 import { isOnThread, type TimeRange, type Trace } from "./trace";
 
 export interface Step extends TimeRange {
   readonly name: string;
-  /** False where its beginning was overwritten, or no mark ends it: it may have been longer. */
+  /** False if its start was overwritten, or if no mark ends it: it may have been longer. */
   readonly isWhole: boolean;
 }
 
-/** The process that the steps are of, as an index: of several, a trace holds the marks of the first. */
+/** Index of the process with the steps: a trace of several processes has only the marks of the first. */
 export const STEP_PROCESS = 0;
 
-/** How far a viewport may reach beyond a step and still show this one alone, as a fraction of the step's duration. */
+/** Maximum part of a viewport beyond a step that it shows as the only one, as a fraction of the step's duration. */
 const MAX_OVERHANG = 0.2;
 
-/** Per track whether its spans lie in steps: calls of modules on threads of the process that the steps are of. */
+/** For each track, whether its spans belong to steps: calls of modules on threads of the process with the steps. */
 export const tracksOfSteps = ({ tracks }: Trace): boolean[] =>
   tracks.map((track) => track.process === STEP_PROCESS && isOnThread(track));
 
 /**
- * Steps in time order, named as their marks are. Only ranges in which a module's span starts are steps: two marks directly
- * behind each other have none between them. The first begins with the first span, or with a range before it, as loading
- * data is; what starts after the last mark is a step that has not ended.
+ * Steps in time order, with the names of their marks. A range is a step only if a module's span starts in it, so two
+ * adjacent marks have no step between them. The first step starts with the first span, or with a range before it, such
+ * as data loading. Spans after the last mark are a step that has not ended.
  */
 export function stepsOf(trace: Trace): Step[] {
   const { spans, marks, stats } = trace;
@@ -47,25 +47,25 @@ export function stepsOf(trace: Trace): Step[] {
   return steps;
 }
 
-/** The median duration of the whole steps in ns; of all where none is. */
+/** The median duration of the whole steps in ns, or of all steps if none is whole. */
 export function medianDuration(steps: readonly Step[]): number {
   const whole = steps.filter(({ isWhole }) => isWhole);
   return medianOf(Float64Array.from(whole.length ? whole : steps, ({ start, end }) => end - start).sort());
 }
 
-/** The median of ascending values, of an even number the mean of the two middle ones. */
+/** The median of ascending values; for an even number of values, the mean of the two middle ones. */
 export function medianOf(ascending: ArrayLike<number>): number {
   const middle = ascending.length / 2;
   return (ascending[Math.ceil(middle) - 1] + ascending[Math.floor(middle)]) / 2;
 }
 
-/** Index of the first step that has not ended at a time; the number of steps where all have. */
+/** Index of the first step that has not ended at a time; the number of steps if all have ended. */
 export function stepAt(steps: readonly Step[], time: number): number {
   const index = steps.findIndex((step) => time < step.end);
   return index < 0 ? steps.length : index;
 }
 
-/** Index of the step that a viewport shows, whole or in part; -1 where it shows several, or none. */
+/** Index of the step that a viewport shows, whole or in part; -1 if it shows several steps or none. */
 export function shownStep(steps: readonly Step[], viewport: TimeRange): number {
   const index = stepAt(steps, (viewport.start + viewport.end) / 2);
   if (index === steps.length) return -1;
@@ -75,8 +75,8 @@ export function shownStep(steps: readonly Step[], viewport: TimeRange): number {
 }
 
 /**
- * Index of the step to go to from a viewport: the one after (`direction` 1) or before (-1) the shown one. Where several
- * are shown, the first or the last of those that are wholly in sight. -1 where there is none further.
+ * Index of the next (`direction` 1) or previous (-1) step of a viewport. If the viewport shows several steps, the first
+ * or the last of those that are wholly visible. -1 if there is none further.
  */
 export function stepBeside(steps: readonly Step[], viewport: TimeRange, direction: 1 | -1): number {
   const shown = shownStep(steps, viewport);

@@ -1,4 +1,4 @@
-/** A timeline in memory: columns of spans as typed arrays, and the tables that they index. */
+/** A timeline in memory: columns of spans as typed arrays, and the tables that their indexes refer to. */
 import type { Comparison } from "./comparison";
 import type { Finding } from "./findings";
 import type { Holders } from "./memory";
@@ -22,17 +22,17 @@ export interface Spans {
   readonly phase: IntegerArray;
   /** Index into `Trace.tracks`. */
   readonly track: IntegerArray;
-  /** Spans around it on its track. */
+  /** Number of spans around it on its track. */
   readonly depth: IntegerArray;
   /** Index of the span around it, -1 for none. */
   readonly parent: IntegerArray;
-  /** Which call of its module it is, from 0. */
+  /** Number of the call of its module, from 0. */
   readonly call: IntegerArray;
-  /** Which training step it belongs to, from 0. */
+  /** Number of its training step, from 0. */
   readonly step: IntegerArray;
   /** Equal for all spans of one call, forward and backward; -1 for none. */
   readonly link: IntegerArray;
-  /** 0 where its start or its end was not recorded. */
+  /** 0 if its start or its end was not recorded. */
   readonly complete: IntegerArray;
 }
 
@@ -50,7 +50,9 @@ export interface Process {
 }
 
 export interface Track {
-  /** "forward" and "backward" for threads; "gpu" for a stream of a GPU; else what `isOfModules` is false for. */
+  /**
+   * "forward" and "backward" for threads; "gpu" for a stream of a GPU; other kinds have no modules (see `isOfModules`).
+   */
   readonly kind: string;
   readonly thread: string;
   readonly tid: number;
@@ -59,18 +61,18 @@ export interface Track {
   readonly name: string;
 }
 
-/** Kinds of a thread's tracks from top to bottom; the bars of the last three are no calls of modules. */
+/** Kinds of a thread's tracks from top to bottom; the bars of the last three are not calls of modules. */
 export const THREAD_KINDS = ["forward", "backward", "backward pass", "ranges", "communication"];
 
 /** Whether the bars of a track are calls of modules. */
 export const isOfModules = ({ kind }: Track): boolean => THREAD_KINDS.indexOf(kind) < 2;
 
-/** Whether the bars of a track are calls of modules on a thread, as against a GPU. */
+/** Whether the bars of a track are calls of modules on a thread, not on a GPU. */
 export const isOnThread = (track: Track): boolean => isOfModules(track) && track.kind !== "gpu";
 
 export const isGpu = ({ kind }: Track): boolean => kind === "gpu";
 
-/** Whether the rows of streams are device times of the recording, and not kernels of a profile. */
+/** Whether the tracks of streams are device times of the recording, not kernels of a profile. */
 export const hasDeviceTimes = ({ metadata, tracks }: Trace): boolean =>
   typeof metadata.device_clock_bound_ns === "number" && tracks.some(isGpu);
 
@@ -101,17 +103,17 @@ export interface Trace {
   readonly counters: readonly CounterSeries[];
   readonly stats: Readonly<Record<string, number>>;
   readonly metadata: Readonly<Record<string, unknown>>;
-  /** Further texts of some spans, by the span's index. */
+  /** Further texts of some spans, by span index. */
   readonly spanArgs: Readonly<Record<string, Readonly<Record<string, string>>>>;
-  /** Where it holds two sides side by side: how they differ. */
+  /** The comparison, if the trace has two sides. */
   readonly comparison: Comparison | null;
-  /** What each step was spent on; null where no step is known. */
+  /** The time of each step by part; null if no step is known. */
   readonly stepParts: StepParts | null;
-  /** What stands out, the most costly first. */
+  /** The findings, the most costly first. */
   readonly findings: readonly Finding[];
-  /** That nothing else stands out, or nothing at all; empty where that is not known. */
+  /** The sentence that there are no other findings, or none at all; empty if unknown. */
   readonly findingsEnd: string;
-  /** Who held memory at the peak; null where that was not counted. */
+  /** The holders of memory at its peak; null if that was not recorded. */
   readonly holders: Holders | null;
 }
 
@@ -121,7 +123,7 @@ export interface TimeRange {
   readonly end: number;
 }
 
-/** The range that holds all spans, marks and counters; never empty. */
+/** The range of all spans, marks and counters; never empty. */
 export function extent(trace: Trace): TimeRange {
   let start = Infinity;
   let end = -Infinity;
@@ -147,14 +149,14 @@ export function extent(trace: Trace): TimeRange {
 /** Nanoseconds of a span that no child on its track covers. */
 export function selfTime(spans: Spans, index: number): number {
   let ns = spans.end[index] - spans.start[index];
-  // Children start after their parent and before its end, and stand after it.
+  // Children start after the start of their parent and before its end, and have higher indexes.
   for (let i = index + 1; i < spans.count && spans.start[i] <= spans.end[index]; i++) {
     if (spans.parent[i] === index) ns -= spans.end[i] - spans.start[i];
   }
   return ns;
 }
 
-/** The spans of each call that has a link, by link. */
+/** The spans of each call with a link, by link. */
 export function spansByLink(spans: Spans): Map<number, number[]> {
   const byLink = new Map<number, number[]>();
   for (let i = 0; i < spans.count; i++) {

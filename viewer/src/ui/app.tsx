@@ -1,4 +1,4 @@
-/** The page: its parts, and the keys that work everywhere. */
+/** The page: its parts, and the keys that work in all of it. */
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 
@@ -14,7 +14,7 @@ import { SEARCH_ID, Toolbar } from "./toolbar";
 
 const narrowScreen = matchMedia(NARROW);
 
-/** What keys do; the help dialog lists them. */
+/** The actions of keys; the help dialog lists them. */
 function keyCommands(store: Store, openHelp: () => void): Readonly<Record<string, () => void>> {
   const selectNextLinked = () => {
     const linked = store.linkedSpans(store.selected.value);
@@ -50,7 +50,7 @@ interface PageProps {
   readonly onPainted: () => void;
 }
 
-/** The page of what is shown now; another recording or comparison has a page of its own. */
+/** The page of the current store; another recording or comparison has its own page. */
 export function App({ session, onPainted }: PageProps) {
   return <Page key={String(session.compared.value)} session={session} onPainted={onPainted} />;
 }
@@ -61,7 +61,7 @@ function Page({ session, onPainted }: PageProps) {
   const pointer = useRef({ fraction: 0.5 });
   const openHelp = () => dialog.current?.showModal();
 
-  // Decided once: a panel that moved when rows are folded would be in the way.
+  // Decided only once: the panel must not move when rows are folded.
   const preferred = useSignal<Dock>(
     useMemo(() => initialDock(innerHeight, rowsHeight(store.rows.peek()), store.trace.comparison !== null), [store]),
   );

@@ -1,4 +1,4 @@
-/** Copies a text, and says so for a moment. */
+/** Copies a text, and confirms it for a moment. */
 import { useSignal } from "@preact/signals";
 
 const SHOWN_MS = 1500;
@@ -7,7 +7,7 @@ async function copy(text: string): Promise<void> {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Refused in frames without the permission, and missing on pages of plain HTTP: the older way.
+    // Frames without the permission refuse the clipboard, and pages of plain HTTP have none: use the older way.
     const field = document.createElement("textarea");
     field.value = text;
     field.className = "visually-hidden";

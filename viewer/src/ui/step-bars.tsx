@@ -1,4 +1,4 @@
-/** A stacked bar per step, coloured by what its time was spent on, and the legend of the parts. */
+/** A stacked bar per step, with a colour for each part of its time, and the legend of the parts. */
 import { effect, useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
 
@@ -14,7 +14,7 @@ import { longestParts, partsOfStep, type StepParts } from "../trace/step-parts";
 import { shownStep } from "../trace/steps";
 import { type Hover, Tooltip } from "./tooltip";
 
-/** Bars that a key goes on by. */
+/** Number of bars that a key moves by. */
 const KEY_STEPS: Readonly<Record<string, number>> = {
   ArrowLeft: -1,
   ArrowRight: 1,
@@ -30,7 +30,7 @@ function titleOf({ steps }: StepParts, { first, last, slowest }: StepBar): strin
   return first === last ? title : `${title}, the slowest from ${steps[first].name} to ${steps[last].name}`;
 }
 
-/** What a bar says: the step, why it was slow, and its parts in ms. */
+/** The text of a bar: the step, why it was slow, and its parts in ms. */
 function describeBar(stepParts: StepParts, bar: StepBar): Omit<Hover, "x" | "y"> {
   const ns = partsOfStep(stepParts, bar.slowest);
   const rows = longestParts(stepParts, bar.slowest).map((part) => ({
@@ -65,11 +65,11 @@ function Bars({ store, stepParts }: { store: Store; stepParts: StepParts }) {
   const fullNs = useMemo(() => fullHeightNs(durations), [durations]);
   const bars = useMemo(() => barsOf(durations, width.value), [durations, width.value]);
   const pitch = barPitch(bars.length, width.value);
-  // Where the keys begin: the step in sight, else the first.
+  // The keyboard's bar: the active one, otherwise that of the visible step, otherwise the first.
   const inSight = shownStep(steps, store.viewport.value);
   const current = active.value >= 0 ? active.value : Math.max(barOfStep(bars, inSight), 0);
 
-  // Before anything is painted: without a width there is one bar.
+  // Before the first painting there is no width, so there is one bar.
   useLayoutEffect(() => {
     width.value = canvas.current!.clientWidth;
   }, []);
@@ -153,7 +153,7 @@ function Bars({ store, stepParts }: { store: Store; stepParts: StepParts }) {
   );
 }
 
-/** Two cells of the ruler; nothing where no step is known. */
+/** Two cells of the ruler; nothing if no step is known. */
 export function StepBars({ store }: { store: Store }) {
   const { stepParts } = store.trace;
   if (!stepParts?.steps.length) return null;

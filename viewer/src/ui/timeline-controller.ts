@@ -1,4 +1,4 @@
-/** Joins the timeline's canvases with the store: paints when something changes, and turns events into changes. */
+/** Connects the timeline's canvases with the store: paints after changes, and turns events into changes. */
 import { effect, type Signal } from "@preact/signals";
 import { COST_NAMES, formatCost } from "../analysis/costs";
 import { describeCounter, describeHolders, describeMark, describeSpan, markAt } from "../analysis/describe";
@@ -16,7 +16,7 @@ import { isMemory, peakOf } from "../trace/memory";
 import { type Direction, neighbour } from "../trace/neighbours";
 import type { Hover } from "./tooltip";
 
-/** How far from a thin span a click still hits it, in CSS pixels. */
+/** Maximum distance of a click from a thin span that it still hits, in CSS pixels. */
 const HIT_TOLERANCE_PX = 3;
 
 const DIRECTION_OF_KEY: Readonly<Record<string, Direction>> = {
@@ -48,11 +48,11 @@ export class TimelineController {
   private colors = readCanvasColors();
   private readonly schedulePaint = oncePerFrame(() => this.paint());
   private readonly disposers: (() => void)[];
-  /** Where the pointer is over the tracks or the axis, in CSS pixels of the page; null where it is elsewhere. */
+  /** Position of the pointer over the tracks or the axis, in CSS pixels of the page; null if it is outside them. */
   private pointerAt: Point | null = null;
 
   /**
-   * @param pointer is told where in the viewport's width the pointer is; keys zoom there
+   * @param pointer receives the pointer's position in the viewport's width; keys zoom there
    * @param onPainted called after each painting
    */
   constructor(
@@ -81,7 +81,7 @@ export class TimelineController {
     const { store, elements, colors } = this;
     const surface = prepareSurface(elements.tracks);
     if (!surface.width || !surface.height) return;
-    // Another span may have come under the pointer since it moved.
+    // The span under the pointer may have changed since the last move.
     this.updateHover();
     this.trackPainter.paint(surface, elements.scroller.scrollTop, colors, this.hover.peek()?.span ?? -1);
     paintAxis(prepareSurface(elements.axis), store, colors);
@@ -122,7 +122,7 @@ export class TimelineController {
     ];
   }
 
-  /** Scroll the rows as little as needed for a span's level and the one below it to be in sight. */
+  /** Scroll the rows as little as possible so that a span's level and the one below it are visible. */
   private scrollTo(span: number): void {
     const { store } = this;
     const { scroller } = this.elements;
@@ -201,7 +201,7 @@ export class TimelineController {
     if (!same || next.span !== before.span) this.hover.value = next;
   }
 
-  /** What is under a point of the page: a span, the peak of memory, a mark, a counter's value. */
+  /** The item under a point of the page: a span, the peak of memory, a mark, or a counter's value. */
   private hoverAt(point: Point): Hover | null {
     const { store } = this;
     const { trace } = store;
@@ -226,7 +226,7 @@ export class TimelineController {
     return title === null ? null : { span, title, detail: "", x, y };
   }
 
-  /** The row, the height in all rows in CSS pixels, and the time at a point of the page. */
+  /** The row, the height within all rows in CSS pixels, and the time at a point of the page. */
   private placeOf(point: Point) {
     const { store } = this;
     const { axis, area, tracks, scroller } = this.elements;
@@ -242,7 +242,7 @@ export class TimelineController {
     };
   }
 
-  /** The span under a point of the page, or close beside it; -1 for none. */
+  /** The span under a point of the page, or very near it; -1 for none. */
   private spanUnder(point: Point): number {
     const { store } = this;
     const { row, y, time, toleranceNs } = this.placeOf(point);

@@ -20,7 +20,7 @@ interface TimelineProps {
   readonly onPainted: () => void;
 }
 
-/** Folds all processes, where there are several. */
+/** A button that folds all processes, if there are several. */
 function FoldAll({ store }: { store: Store }) {
   const { processKeys, folded } = store;
   if (processKeys.length < 2) return <span aria-hidden="true">overview</span>;
@@ -32,7 +32,7 @@ function FoldAll({ store }: { store: Store }) {
   );
 }
 
-/** How many depth levels of each track are shown. */
+/** The choice of the number of visible depth levels. */
 function LevelChoice({ store }: { store: Store }) {
   const { value } = store.maxLevels;
   const choices = LEVEL_CHOICES.filter((count) => count < store.deepest);

@@ -1,4 +1,4 @@
-/** The bar on top: what is shown, search, steps, and the switches. */
+/** The bar on top: the name of the recording or comparison, search, steps, and the switches. */
 import { useRef } from "preact/hooks";
 import { describeBars } from "../analysis/bar-counts";
 import { countIncomplete } from "../analysis/loss-report";
@@ -15,7 +15,7 @@ export const SEARCH_ID = "search";
 
 const SYNTAX = "Words of a name or path; /regular expression/; class:Linear; phase:backward or phase:gpu; >1ms, <20us";
 
-/** What the search matches, spans and other bars told apart, and which of them is selected. */
+/** The number of matches, by kind of bar, and which of them is selected. */
 function describeMatches({ query, search, highlighted, matches, matchCounts, selected }: Store): string {
   const count = matches.value.length;
   if (search.value.error) return search.value.error;
@@ -34,7 +34,7 @@ function Search({ store }: { store: Store }) {
   const onKeyDown = (event: KeyboardEvent) => {
     if (event.key === "Enter" && count) {
       store.selectMatch(event.shiftKey ? -1 : 1);
-      // There Enter goes on, and all other keys work.
+      // On the timeline Enter goes to the next match, and all other keys work.
       document.getElementById(TIMELINE_ID)?.focus();
     }
     if (event.key !== "Escape") return;
@@ -124,7 +124,7 @@ function Steps({ store }: { store: Store }) {
   );
 }
 
-/** What is compared, and the way back to the recording. */
+/** The compared sides, and a button back to the recording. */
 function Compared({ store, session }: { store: Store; session: Session }) {
   const [before, after] = store.trace.comparison!.titles;
   return (

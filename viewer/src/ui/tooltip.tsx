@@ -1,13 +1,13 @@
-/** What is under the pointer, beside it and inside the window. */
+/** A description of the item under the pointer, placed beside the pointer and inside the window. */
 import { shortenFromLeft } from "../format";
 
-/** What is under the pointer, and where the pointer is in CSS pixels of the page. */
+/** The item under the pointer, and the pointer's position in CSS pixels of the page. */
 export interface Hover {
-  /** Index of the span, -1 where it is something else. */
+  /** Index of the span, -1 for another item. */
   readonly span: number;
   readonly title: string;
   readonly detail: string;
-  /** Lines below, with their colours if they have any. */
+  /** Further lines, with their colours if they have any. */
   readonly rows?: readonly { readonly color?: string; readonly name: string; readonly value: string }[];
   readonly x: number;
   readonly y: number;
@@ -16,9 +16,9 @@ export interface Hover {
 /** CSS pixels between the pointer and the tooltip. */
 const GAP_X = 12;
 const GAP_Y = 16;
-/** Beyond this part of the window it stands on the other side of the pointer. */
+/** Beyond this fraction of the window, the tooltip is on the other side of the pointer. */
 const FAR = 0.5;
-/** Characters of its texts. */
+/** Maximum number of characters of its texts. */
 const TITLE_LIMIT = 120;
 const DETAIL_LIMIT = 240;
 

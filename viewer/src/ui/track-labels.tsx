@@ -1,4 +1,4 @@
-/** The titles of the rows, which fold them. A process' title stays in sight as long as any of its rows is. */
+/** The titles of the rows, which fold them. A process' title stays visible as long as any of its rows is. */
 import { formatQuantity } from "../format";
 import { type Row, rowsByProcess, rowsHeight } from "../layout/rows";
 import type { Store } from "../store";
@@ -6,7 +6,7 @@ import { maximumOf } from "../trace/memory";
 import { THREAD_KINDS } from "../trace/trace";
 import { Icon } from "./icons";
 
-/** What a title begins with and what comes behind its first `·`: of that the end tells rows apart. */
+/** Splits a title at its first `·`. The end of the second part distinguishes rows. */
 function splitTitle(title: string): readonly [head: string, tail: string] {
   const at = title.indexOf(" · ");
   return at < 0 ? [title, ""] : [title.slice(0, at), title.slice(at + 3)];
@@ -15,7 +15,7 @@ function splitTitle(title: string): readonly [head: string, tail: string] {
 function FoldButton({ store, row }: { store: Store; row: Row }) {
   const { tracks } = store.trace;
   const track = row.type === "track" && THREAD_KINDS.includes(tracks[row.index].kind) ? tracks[row.index] : undefined;
-  // The name of the only thread of its process says nothing.
+  // The name of a process' only thread has no information.
   const isOneOfSeveral = tracks.some(
     ({ kind, process, thread }) => process === track?.process && thread !== track.thread && THREAD_KINDS.includes(kind),
   );
@@ -40,7 +40,7 @@ function FoldButton({ store, row }: { store: Store; row: Row }) {
   );
 }
 
-/** @param groupTop where the rows of its process begin, in CSS pixels from the top of all */
+/** @param groupTop start of the rows of its process, in CSS pixels from the top of all rows */
 function TrackLabel({ store, row, groupTop }: { store: Store; row: Row; groupTop: number }) {
   const counter = row.type === "counter" ? store.trace.counters[row.index] : undefined;
   return (

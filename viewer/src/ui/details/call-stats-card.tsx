@@ -1,4 +1,4 @@
-/** The calls of the picked module or class: how many, how long, and how their durations are spread. */
+/** The calls of the picked module or class: their number, and the distribution of their durations. */
 import { useComputed } from "@preact/signals";
 import { callStats } from "../../analysis/call-stats";
 import { formatCount, formatDuration, plural } from "../../format";

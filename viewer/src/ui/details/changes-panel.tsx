@@ -1,4 +1,4 @@
-/** What each module took on both sides, and how they differ: sorted by any column, filtered by the search, copied. */
+/** The time of each module on both sides, and the difference: sorted by any column, filtered by the search, copied. */
 import { useComputed, useSignal } from "@preact/signals";
 
 import { flaggedSpans } from "../../analysis/search";
@@ -25,7 +25,7 @@ const VALUE: Readonly<Record<Exclude<Key, "cost">, (change: Change) => number | 
 };
 
 const formatMs = (ns: number): string => (ns / 1e6).toFixed(3);
-/** With its sign, unless it is shown as 0. */
+/** The value with its sign, unless it is shown as 0. */
 function signed(value: number, digits: number): string {
   const text = Math.abs(value).toFixed(digits);
   return `${Number(text) === 0 ? "" : value < 0 ? "−" : "+"}${text}`;
@@ -41,7 +41,7 @@ function formatRatio(change: Change): string {
 const formatCalls = ({ callsBefore, callsAfter }: Change): string =>
   callsBefore === callsAfter ? formatCount(callsAfter) : `${formatCount(callsBefore)} → ${formatCount(callsAfter)}`;
 
-/** What a verdict is called between sides of these names. */
+/** The text of a verdict for sides with these names. */
 function verdictTitle(verdict: Verdict, [before, after]: readonly [string, string]): string {
   if (verdict === "added") return `only ${after}`;
   return verdict === "removed" ? `only ${before}` : verdict;

@@ -1,4 +1,4 @@
-/** What the colour of spans tells, and of what they cost the legend. */
+/** The choice of the span colours, and the legend if they show a cost. */
 import { COST_NAMES, type Cost, formatCost, SHADES } from "../../analysis/costs";
 import { GIVEN_HUE, shades, TAKEN_HUE, UNKNOWN } from "../../color";
 import type { ColorBy, Store } from "../../store";
@@ -15,7 +15,7 @@ const MEANINGS: Readonly<Record<Cost, string>> = {
   flops: "FLOPs of the call by the time of its spans",
 };
 
-/** A scale from pale to deep; of what was given back the other way round. */
+/** A scale from pale to deep; mirrored for freed memory. */
 function Scale({ hue, mirrored }: { hue: number; mirrored?: boolean }) {
   const colors = shades(hue, SHADES).map(({ fill }) => fill);
   if (mirrored) colors.reverse();

@@ -11,10 +11,10 @@ export interface Order<Key extends string> {
 interface ColumnHeadProps<Key extends string> {
   readonly column: Key;
   readonly title: string;
-  /** What the column says, shown at its head. */
+  /** The meaning of the column, shown at its head. */
   readonly hint?: string;
   readonly order: Signal<Order<Key>>;
-  /** Numbers stand on the right, and are sorted largest first at the first click. */
+  /** Numbers are aligned right, and sorted largest first at the first click. */
   readonly isNumber?: boolean;
   readonly class?: string;
 }

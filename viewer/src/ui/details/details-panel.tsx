@@ -40,7 +40,7 @@ const MIN_SIZE = 12;
 const MAX_SIZE = 80;
 const KEY_STEP = 4;
 
-/** Drags the panel's edge towards the tracks. */
+/** The panel's edge towards the tracks, which can be dragged. */
 function Splitter({ size, dock }: { size: { value: number }; dock: Dock }) {
   const resize = (percent: number) => {
     size.value = Math.round(Math.min(Math.max(percent, MIN_SIZE), MAX_SIZE));
@@ -128,8 +128,8 @@ function TabList({ store, dock, setDock }: DetailsPanelProps) {
 }
 
 /**
- * @param dock where the panel is
- * @param setDock moves it; undefined where the page is too narrow for a choice
+ * @param dock the position of the panel
+ * @param setDock moves the panel; undefined if the page is too narrow for a choice
  */
 export function DetailsPanel({ store, session, dock, setDock }: DetailsPanelProps) {
   const sizes = {

@@ -1,4 +1,4 @@
-/** What stands out: what it is, what it costs, the evidence; a click shows where it is. */
+/** The findings with their cost and evidence; a click shows the place of a finding. */
 import type { Store } from "../../store";
 
 export function FindingsPanel({ store }: { store: Store }) {

@@ -1,4 +1,4 @@
-/** Cells of a call tree, each as wide as its total; arrow keys move the focus. */
+/** Cells of a call tree, with widths proportional to their totals; arrow keys move the focus. */
 import { useRef } from "preact/hooks";
 
 import type { CallTreeNode } from "../../analysis/merged-tree";
@@ -7,11 +7,11 @@ import { formatDuration } from "../../format";
 import type { FlameCell } from "../../layout/flame-layout";
 import type { Store } from "../../store";
 
-/** Fractions of the graph's width: a narrower cell has no text, or no duration in it. */
+/** Fractions of the graph's width: narrower cells have no text, or no duration in their text. */
 const MIN_TEXT_WIDTH = 0.02;
 const MIN_DURATION_WIDTH = 0.1;
 
-/** The index of the cell that an arrow key leads to from another, -1 for none; undefined for other keys. */
+/** The index of the next cell for an arrow key, -1 for none; undefined for other keys. */
 function cellAfterKey(cells: readonly FlameCell[], index: number, key: string, upward: boolean): number | undefined {
   const { node, row } = cells[index];
   const inRow = (step: 1 | -1) => {
@@ -31,13 +31,13 @@ interface FlameGraphProps {
   readonly store: Store;
   readonly cells: readonly FlameCell[];
   readonly label: string;
-  /** The cell that Tab goes to. */
+  /** The cell that Tab moves to. */
   readonly focused: CallTreeNode;
   readonly describe: (node: CallTreeNode) => string;
   readonly onPick: (node: CallTreeNode) => void;
   /** Whether the root is at the bottom. */
   readonly upward?: boolean;
-  /** Nodes less deep than this have no colour: they have no class. */
+  /** Nodes above this depth have no class, so they have no colour. */
   readonly firstColored: number;
 }
 

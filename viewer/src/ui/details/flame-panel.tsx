@@ -1,4 +1,4 @@
-/** Calls merged by path, as wide as their total: from the top down, or around one module or class. */
+/** Calls merged by path, with widths proportional to their totals: from the root, or around one module or class. */
 import { useComputed, useSignal } from "@preact/signals";
 
 import { buildCallTree } from "../../analysis/call-tree";
@@ -10,7 +10,7 @@ import type { Store } from "../../store";
 import { FlameGraph } from "./flame-graph";
 import { Choice, Scope } from "./scope";
 
-/** Above this depth are the root and the kinds of tracks. */
+/** The root and the kinds of tracks are above this depth. */
 const FIRST_GROUP_DEPTH = 2;
 
 const share = (node: CallTreeNode, whole: CallTreeNode): string =>
@@ -21,7 +21,7 @@ function TopDown({ store }: { store: Store }) {
     buildCallTree(store.trace, store.groups.value, store.device.value, store.range.value),
   );
   const zoomed = useSignal<CallTreeNode | null>(null);
-  // Nodes of a tree for another range or grouping are gone.
+  // Nodes of a tree for an earlier range or grouping are not in this tree.
   const focused = zoomed.value && rootOf(zoomed.value) === whole.value ? zoomed.value : whole.value;
   const cells = layoutFlame(focused);
   const describe = (node: CallTreeNode) => {

@@ -17,21 +17,21 @@ import { ColumnHead, type Order } from "./column-head";
 import { MoreRows, PAGE_ROWS } from "./more-rows";
 import { Scope } from "./scope";
 
-/** Percent of its column that the bar of a share of 100 % takes. */
+/** Width of the bar for 100 %, in percent of its column. */
 const FULL_BAR = 60;
 
-/** What a device did is shown beside what threads did. */
+/** Device times are shown beside thread times. */
 type Key = SortKey | keyof DeviceTime;
 type Row = Total & DeviceTime;
 
 interface Column {
   readonly key: Key;
   readonly title: string;
-  /** What the column says, shown at its head. */
+  /** The meaning of the column, shown at its head. */
   readonly hint?: string;
-  /** Says in percent what another column says, and sorts as that does. */
+  /** The column shows another column in percent, and sorts like it. */
   readonly isShare?: boolean;
-  /** @param wholeNs what is 100 % */
+  /** @param wholeNs the time that counts as 100 % */
   readonly format: (row: Row, wholeNs: number) => string;
 }
 
@@ -86,7 +86,7 @@ const DEVICE_COLUMNS: readonly Column[] = [
 
 const NO_DEVICE_TIME: DeviceTime = { gpu: 0, share: 0, latency: 0 };
 
-/** What is 100 %, as `modtrace summary` has it: its time, its name, and what it is. */
+/** The time that counts as 100 %, equal to that of `modtrace summary`; its name, and its description. */
 function wholeOf({ trace, steps, range }: Store, rows: readonly Row[]): readonly [number, string, string] {
   if (range.value) return [durationOf(range.value), "range", "the selected range"];
   const stepsNs = timeOfSteps(trace, steps);
@@ -122,7 +122,7 @@ export function ModulesPanel({ store }: { store: Store }) {
     const totals = computeTotals(trace, groups.value, device.value, range.value);
     return totals.map((row) => ({ ...row, ...(onDevice?.get(row.group) ?? NO_DEVICE_TIME) }));
   });
-  /** Groups with a span that the search matches; null where nothing is searched. */
+  /** Groups with a span that matches the search; null without a search. */
   const searched = useComputed(() => {
     const { flags } = store.search.value;
     if (!flags) return null;

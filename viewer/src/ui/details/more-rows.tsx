@@ -3,10 +3,10 @@ import type { Signal } from "@preact/signals";
 
 import { formatCount } from "../../format";
 
-/** Rows shown at first, and added by the button. */
+/** Number of rows shown at first, and added by each click. */
 export const PAGE_ROWS = 200;
 
-/** @param limit rows shown now */
+/** @param limit number of rows shown now */
 export function MoreRows({ count, limit }: { count: number; limit: Signal<number> }) {
   if (count <= limit.value) return null;
   return (

@@ -1,4 +1,4 @@
-/** The recording as a whole: what was lost, what was kept, where it came from. */
+/** The recording as a whole: its losses, its contents, its origin. */
 
 import { reportLosses } from "../../analysis/loss-report";
 import { formatCount, formatMoment, formatQuantity, visibleText } from "../../format";
@@ -8,7 +8,7 @@ import type { Store } from "../../store";
 const formatMetadata = (value: unknown): string =>
   visibleText(typeof value === "string" ? value : JSON.stringify(value).replace(/["{}]/g, "").replace(/[:,]/g, "$& "));
 
-/** What the statistics of a recording count, over all of it and not only what is shown. */
+/** Meanings of a recording's statistics, which cover the whole recording, not only the visible part. */
 const STAT_MEANINGS: Readonly<Record<string, string>> = {
   recorded: "events: starts and ends of calls and of autograd nodes, steps, marks, samples",
   overwritten: "the oldest events, which newer ones replaced; a larger capacity keeps more",
@@ -18,7 +18,7 @@ const STAT_MEANINGS: Readonly<Record<string, string>> = {
   unattributed: "runs of autograd nodes outside all modules, as those of a loss function: no loss, and not shown",
 };
 
-/** Select the next incomplete span after the selected one, around the end. */
+/** Select the next incomplete span after the selected one, wrapping around. */
 function selectNextIncomplete({ trace, selected, select }: Store): void {
   const { spans } = trace;
   for (let i = 1; i <= spans.count; i++) {
@@ -30,7 +30,7 @@ function selectNextIncomplete({ trace, selected, select }: Store): void {
   }
 }
 
-/** Who held memory when most of it was held, why an allocation failed, and what grows. */
+/** The holders of memory at its peak, the cause of a failed allocation, and the growing modules. */
 function HoldersTable({ store }: { store: Store }) {
   const { holders, metadata } = store.trace;
   if (!holders) return null;
@@ -75,7 +75,7 @@ function HoldersTable({ store }: { store: Store }) {
 
 export function RecordingPanel({ store, session }: { store: Store; session: Session }) {
   const { metadata, base, processes, comparison, holders } = store.trace;
-  // A comparison of recordings has no statistics of its own.
+  // A comparison of recordings has no statistics.
   const isOfRecordings = comparison !== null && session.compared.value === null;
   const stats = isOfRecordings ? {} : store.trace.stats;
   const losses = reportLosses(store.trace);

@@ -1,4 +1,4 @@
-/** What totals and flame graph are of: modules or classes, CPU or GPU, the range or all. */
+/** The scope of totals and flame graph: modules or classes, CPU or GPU, a range or the whole recording. */
 import type { ComponentChildren } from "preact";
 
 import { formatDuration } from "../../format";
@@ -24,7 +24,7 @@ export function Choice<T extends string>({ label, options, value, choose }: Choi
   );
 }
 
-/** @param children are at its end */
+/** @param children elements at its end */
 export function Scope({ store, children }: { store: Store; children?: ComponentChildren }) {
   const range = store.range.value;
   return (

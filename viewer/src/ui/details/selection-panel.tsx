@@ -1,4 +1,4 @@
-/** What is known about the selected span. */
+/** The details of the selected span. */
 import type { ComponentChildren } from "preact";
 
 import { COST_NAMES, formatCost, isCost } from "../../analysis/costs";
@@ -10,7 +10,7 @@ import { sameCall } from "../../trace/neighbours";
 import { selfTime } from "../../trace/trace";
 import { CopyButton } from "../copy-button";
 
-/** Links to linked spans that are listed; of more only the number is given. */
+/** Maximum number of listed links to linked spans; for the others only their number is shown. */
 const MAX_LINKS = 12;
 
 function Field({ name, children }: { name: string; children: ComponentChildren }) {
@@ -22,7 +22,7 @@ function Field({ name, children }: { name: string; children: ComponentChildren }
   );
 }
 
-/** The spans around it, outermost first, and the fully qualified name. */
+/** The spans around the selected one, outermost first, and the fully qualified name. */
 function Ancestors({ store, span }: { store: Store; span: number }) {
   const { spans, names } = store.trace;
   const ancestors: number[] = [];

@@ -1,4 +1,4 @@
-/** The training steps and what they took; two of them are chosen to be shown side by side. */
+/** The training steps and their times; the user can choose two of them to see them side by side. */
 import { useComputed, useSignal } from "@preact/signals";
 
 import { type StepDeviceTime, stepDeviceTimes } from "../../analysis/device-times";
@@ -25,7 +25,7 @@ const PART_HINTS: Readonly<Record<StepPart, string>> = {
 
 const titleOf = (part: StepPart): string => part[0].toUpperCase() + part.slice(1);
 
-/** The step nearest the median, and the slowest; the two first where these are one. */
+/** The step nearest the median, and the slowest; if both are the same, the first two steps. */
 function usualAndSlowest(durations: readonly number[], median: number): readonly [number, number] {
   const indexes = [...durations.keys()];
   const usual = indexes.reduce((best, i) =>
@@ -35,7 +35,7 @@ function usualAndSlowest(durations: readonly number[], median: number): readonly
   return usual === slowest ? [0, 1] : [usual, slowest];
 }
 
-/** Whose steps these are, where the recording has several processes; else empty. */
+/** The process of the steps, if the recording has several processes; otherwise empty. */
 function processNote({ tracks, processes }: Trace): string {
   if (!tracks.some((track) => track.process !== STEP_PROCESS && isOnThread(track))) return "";
   const { rank, name } = processes[STEP_PROCESS];
