@@ -59,11 +59,11 @@ def summarize_pieces(
         for key, totals in pieces_by.items():
             totals.append(_measure(timeline, spans[key], step_by))
     sums = {key: _sum_up(timeline, key, spans[key].groups, totals, device) for key, totals in pieces_by.items()}
-    measured = sums["module"]
-    findings = find_findings(measured)
+    rule_input = sums["module"]
+    findings = find_findings(rule_input)
     has_finding = {finding.part for finding in findings}
-    lines = [line for part, line in lines_of_parts(measured).items() if part not in has_finding]
-    return replace(sums[by].summary, findings=findings, looked_at=looked_at(measured), lines=lines)
+    lines = [line for part, line in lines_of_parts(rule_input).items() if part not in has_finding]
+    return replace(sums[by].summary, findings=findings, looked_at=looked_at(rule_input), lines=lines)
 
 
 class _Spans(NamedTuple):

@@ -42,76 +42,80 @@ _MIN_LINES_SHARE = 0.05
 _NOT_COUNTED = f"{NOT_LOOKED_AT}which operators run: the Python engine counts none beside profilers, torch.compile, RPC"
 
 
-def find_findings(measured: RuleInput) -> list[Finding]:
+def find_findings(rule_input: RuleInput) -> list[Finding]:
     """Return the findings, by their time in a step; those without a cost in time last."""
-    if not measured.steps:
+    if not rule_input.steps:
         return []
-    notes = NotedSteps(measured.step_notes, measured.samples_per_step)
-    occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
+    notes = NotedSteps(rule_input.step_notes, rule_input.samples_per_step)
+    occasions, outliers = list(find_occasions(rule_input)), list(find_outliers(rule_input, notes))
     occasional_parts = {finding.part for finding in occasions}
-    slow_steps = list(find_slow_steps(measured, notes, occasional_parts))
-    reruns = list(find_reruns(measured, notes))
+    slow_steps = list(find_slow_steps(rule_input, notes, occasional_parts))
+    reruns = list(find_reruns(rule_input, notes))
     reported = {finding.where for finding in (*outliers, *slow_steps)}
-    inside = [finding for finding in find_inside(measured, notes) if finding.where not in reported]
+    inside = [finding for finding in find_inside(rule_input, notes) if finding.where not in reported]
     inside_keys = {(finding.what, finding.where) for finding in inside}
-    losses = {row.fqn for row in measured.rows if row.module_class.endswith("Loss")}
+    losses = {row.fqn for row in rule_input.rows if row.module_class.endswith("Loss")}
     explained = occasional_parts | {"loss" for finding in inside if finding.where in losses}
     findings: Sequence[Finding] = (
         *occasions,
         *outliers,
         *slow_steps,
         *inside,
-        *find_calls_at_once(measured),
-        *find_growing_steps(measured, notes),
-        *find_larger_inputs(measured),
+        *find_calls_at_once(rule_input),
+        *find_growing_steps(rule_input, notes),
+        *find_larger_inputs(rule_input),
         *reruns,
-        *find_large_parts(measured, notes, explained),
-        *(finding for finding in find_host_time(measured, notes) if finding.where not in reported and not notes.inside),
+        *find_large_parts(rule_input, notes, explained),
         *(
             finding
-            for finding in find_noted(measured, notes)
+            for finding in find_host_time(rule_input, notes)
+            if finding.where not in reported and not notes.inside
+        ),
+        *(
+            finding
+            for finding in find_noted(rule_input, notes)
             if (finding.where is None or finding.where not in reported)
             and (finding.what, finding.where) not in inside_keys
         ),
-        *find_repeated(measured, notes, reported | {finding.where for finding in reruns}),
-        *find_costs(measured),
+        *find_repeated(rule_input, notes, reported | {finding.where for finding in reruns}),
+        *find_costs(rule_input),
     )
     return sorted(findings, key=lambda finding: -finding.ns_per_step)[:MAX_FINDINGS]
 
 
-def lines_of_parts(measured: RuleInput) -> dict[str, str]:
+def lines_of_parts(rule_input: RuleInput) -> dict[str, str]:
     """Return by part the program lines around most of its time in no module and no range; short parts are left out.
 
     If calls are steps, also return a sentence if a few of them have most of the time: a longer prompt is not a finding.
     """
-    notes, texts = NotedSteps(measured.step_notes), dict[str, str]()
-    if not measured.steps:
+    notes, texts = NotedSteps(rule_input.step_notes), dict[str, str]()
+    if not rule_input.steps:
         return texts
-    if not measured.trains and (calls := long_calls_text(measured)):
+    if not rule_input.trains and (calls := long_calls_text(rule_input)):
         texts["forward"] = calls
-    step_ns = float(np.median(measured.duration_ns + measured.gap_ns.sum(axis=1)))
+    step_ns = float(np.median(rule_input.duration_ns + rule_input.gap_ns.sum(axis=1)))
     for part in ("loss", OTHER):
-        per_step = float(np.median(measured.part_ns(part, gaps=True)))
+        per_step = float(np.median(rule_input.part_ns(part, gaps=True)))
         if 0 < _MIN_LINES_SHARE * step_ns <= per_step and (lines := notes.lines_text(part, per_step)):
-            operators = notes.outside_text(per_step, tensors_of(measured.optimizers)) if part == OTHER else ""
+            operators = notes.outside_text(per_step, tensors_of(rule_input.optimizers)) if part == OTHER else ""
             texts[part] = f"{part}: {lines}{operators}"
     return texts
 
 
-def looked_at(measured: RuleInput) -> str:
+def looked_at(rule_input: RuleInput) -> str:
     """Return the list of what the rules checked; empty if there was nothing to check."""
-    summary = measured.summary
+    summary = rule_input.summary
     if not summary.rows:
         return ""
-    is_few = measured.steps < MIN_STEPS
+    is_few = rule_input.steps < MIN_STEPS
     few = f" (too few to tell what is usual: record {MIN_STEPS + 1} or more)" if is_few else ""
     checked = [
-        f"{counted(measured.steps, 'step')} in {'its' if measured.steps == 1 else 'their'} parts{few}",
+        f"{counted(rule_input.steps, 'step')} in {'its' if rule_input.steps == 1 else 'their'} parts{few}",
         f"{counted(len(summary.rows), 'module')} beside their siblings",
         *([f"{counted(len(summary.ranges), 'kind')} of ranges"] if summary.ranges else []),
     ]
     tables = ("memory", summary.memory), ("FLOPs", summary.flops), ("devices", summary.device)
     checked += [name for name, table in tables if table is not None]
-    notes = NotedSteps(measured.step_notes)
-    is_missed = measured.step_notes.get("steps") and not notes.is_counted and not notes.inside
+    notes = NotedSteps(rule_input.step_notes)
+    is_missed = rule_input.step_notes.get("steps") and not notes.is_counted and not notes.inside
     return ", ".join(checked) + (_NOT_COUNTED if is_missed else "")

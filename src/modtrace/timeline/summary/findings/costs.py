@@ -23,21 +23,21 @@ _MIN_DRY_SHARE = 0.2
 """Minimum share of time in which streams are in no module."""
 
 
-def find_costs(measured: RuleInput) -> Iterator[Finding]:
+def find_costs(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield findings about memory, devices and FLOPs."""
-    yield from _growth(measured)
-    yield from _holders(measured)
-    yield from _dry_streams(measured)
-    yield from low_mfu(measured.summary.flops)
+    yield from _growth(rule_input)
+    yield from _holders(rule_input)
+    yield from _dry_streams(rule_input)
+    yield from low_mfu(rule_input.summary.flops)
 
 
-def _growth(measured: RuleInput) -> Iterator[Finding]:
-    grows, growths = measured.memory.get("grows", 0), measured.growth_by_holder
+def _growth(rule_input: RuleInput) -> Iterator[Finding]:
+    grows, growths = rule_input.memory.get("grows", 0), rule_input.growth_by_holder
     if grows <= 0:
         return
-    names = {row.fqn for row in measured.rows}
+    names = {row.fqn for row in rule_input.rows}
     largest = max(growths, key=lambda name: growths[name], default="")
-    memory = measured.summary.memory
+    memory = rule_input.summary.memory
     place = memory.grown_in if memory is not None else ""
     outside = f"outside of modules, {place}," if place else "outside of modules"
     holders = ", ".join(
@@ -48,42 +48,42 @@ def _growth(measured: RuleInput) -> Iterator[Finding]:
     in_range = place.removeprefix("in ") if place.startswith("in ") and largest == OUTSIDE else None
     where = largest if largest in names else in_range
     show = "--memory" if memory is not None else "--tree"
-    yield measured.finding("memory grows from step to step", where, evidence=evidence, show=show)
+    yield rule_input.finding("memory grows from step to step", where, evidence=evidence, show=show)
 
 
-def _holders(measured: RuleInput) -> Iterator[Finding]:
-    memory = measured.summary.memory
+def _holders(rule_input: RuleInput) -> Iterator[Finding]:
+    memory = rule_input.summary.memory
     if memory is None:
         return
     holders = [holder for holder in memory.holders if holder.fqn not in ("other", OUTSIDE, *OUTSIDE_CALLS)]
     min_bytes = max(_MIN_HELD_SHARE * memory.peak_bytes, _MIN_HELD_BYTES)
-    if not holders or (largest := holders[0]).fqn in measured.growth_by_holder or largest.bytes < min_bytes:
+    if not holders or (largest := holders[0]).fqn in rule_input.growth_by_holder or largest.bytes < min_bytes:
         return
-    place = place_of(measured, largest.fqn)
-    elsewhere = [holder.bytes for holder in holders[1:] if place_of(measured, holder.fqn) != place]
+    place = place_of(rule_input, largest.fqn)
+    elsewhere = [holder.bytes for holder in holders[1:] if place_of(rule_input, holder.fqn) != place]
     if elsewhere and largest.bytes < _MIN_RATIO_TO_NEXT * elsewhere[0]:
         return
     evidence = f"{format_bytes(largest.bytes)} of {format_bytes(memory.peak_bytes)}"
     if largest.saved_bytes:
         evidence += f", about {format_bytes(largest.saved_bytes)} of it for the backward: checkpointing would free that"
     title = f"holds {largest.bytes / memory.peak_bytes:.0%} of the memory at the peak"
-    yield measured.finding(title, largest.fqn, evidence=evidence, show="--memory")
+    yield rule_input.finding(title, largest.fqn, evidence=evidence, show="--memory")
 
 
-def _dry_streams(measured: RuleInput) -> Iterator[Finding]:
-    device = measured.summary.device
+def _dry_streams(rule_input: RuleInput) -> Iterator[Finding]:
+    device = rule_input.summary.device
     if device is None or not device.length_ns:
         return
     idle_ns = device.length_ns - device.in_modules_ns
     latency = np.repeat([row.latency_p50_ns for row in device.rows], [row.calls for row in device.rows])
     if idle_ns < _MIN_DRY_SHARE * device.length_ns or not len(latency) or np.median(latency) > _DRY_LATENCY_NS:
         return
-    per_step = idle_ns / max(measured.steps, 1)
+    per_step = idle_ns / max(rule_input.steps, 1)
     evidence = (
         f"streams are in modules {1 - idle_ns / device.length_ns:.0%} of the time, and reach a call "
         f"{np.median(latency) / 1e3:.0f} µs after the host (median): they have nothing queued"
     )
-    yield measured.finding("the device waits for the host", evidence=evidence, show="--by step", ns=per_step)
+    yield rule_input.finding("the device waits for the host", evidence=evidence, show="--by step", ns=per_step)
 
 
 def low_mfu(flops: FlopSummary | None) -> list[Finding]:

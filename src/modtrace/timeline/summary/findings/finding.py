@@ -196,10 +196,10 @@ class RuleInput:
         first_tensor_count: number of different first tensors of these optimizers.
         run_steps: number of steps in the run, including overwritten ones.
         step_notes: notes of the sampled steps, see `STEP_NOTES`.
-        number: int64[steps], number of each counted step.
-        ns: int64[steps, parts], time of each part.
+        step_numbers: int64[steps], number of each counted step.
+        part_times_ns: int64[steps, parts], time of each part.
         gap_ns: int64[steps, parts], time before each step, if all are calls or ranges of one thread; otherwise 0.
-        parts: names of the parts.
+        part_names: names of the parts.
         other_ns_after: by part, the time of `other` that follows it, in all steps.
         duration_ns: int64[steps], without evaluations.
         thread_count: number of threads with steps; 0 if steps are those of the whole process.
@@ -228,16 +228,16 @@ class RuleInput:
         self.first_tensor_count = max((notes.get("first_tensors", 0) for notes in optimizers), default=0)
         self.run_steps = max(metadata.get(WHOLE_RUN, {}).get("steps") or 0, len(divided.bounds.number))
         self.step_notes: Mapping[str, Any] = metadata.get(STEP_NOTES, {})
-        counted_steps, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
-        self.number, self.ns = divided.bounds.number[counted_steps], divided.ns[counted_steps]
+        counted_steps, self.part_names = np.flatnonzero(divided.bounds.counted), list(divided.names)
+        self.step_numbers, self.part_times_ns = divided.bounds.number[counted_steps], divided.ns[counted_steps]
         bounds = divided.bounds.take(counted_steps)
         busy_ns = int(np.subtract(*union_of(bounds.start, bounds.end)[::-1]).sum())
         self.thread_count = len(np.unique(bounds.tid[bounds.tid >= 0]))
         self.mean_concurrency = int((bounds.end - bounds.start).sum()) / max(busy_ns, 1)
         self.gap_ns = _gaps_before(divided)[counted_steps]
-        self.other_ns_after = dict(zip(self.parts, divided.other_ns.tolist(), strict=True))
-        self.duration_ns = self.ns.sum(axis=1) - self.part_ns("evaluation")
-        self.total_ns = int(self.ns.sum())
+        self.other_ns_after = dict(zip(self.part_names, divided.other_ns.tolist(), strict=True))
+        self.duration_ns = self.part_times_ns.sum(axis=1) - self.part_ns("evaluation")
+        self.total_ns = int(self.part_times_ns.sum())
         self._ends_by_marks = divided.bounds.step_by == OPTIMIZER
         self.trains = self._ends_by_marks and bool(runs.calls_with_backward.any())
 
@@ -249,7 +249,7 @@ class RuleInput:
     @property
     def steps(self) -> int:
         """Number of counted steps."""
-        return len(self.number)
+        return len(self.step_numbers)
 
     @cached_property
     def median_step_ns(self) -> float:
@@ -258,7 +258,7 @@ class RuleInput:
 
     def p10_step_ns(self, *, gaps: bool = False) -> float:
         """Return the sum of the parts' 10th percentiles in ns, since a busy machine stops nearly each step."""
-        ns = self.ns * (np.array(self.parts) != "evaluation") + self.gap_ns * gaps
+        ns = self.part_times_ns * (np.array(self.part_names) != "evaluation") + self.gap_ns * gaps
         p10_ns = float(np.percentile(ns.sum(axis=1), 10))
         # Parts differ between the calls of a server: there the 10th percentile of whole calls counts.
         return min(p10_ns, float(np.percentile(ns, 10, axis=0).sum())) if self._ends_by_marks else p10_ns
@@ -375,10 +375,10 @@ class RuleInput:
 
     def part_ns(self, part: str, *, gaps: bool = False) -> Int64Array:
         """Return int64[steps], time of a part in each step, with `gaps` also in the gap before the step."""
-        if part not in self.parts:
+        if part not in self.part_names:
             return np.zeros(self.steps, np.int64)
-        index = self.parts.index(part)
-        return self.ns[:, index] + self.gap_ns[:, index] if gaps else self.ns[:, index]
+        index = self.part_names.index(part)
+        return self.part_times_ns[:, index] + self.gap_ns[:, index] if gaps else self.part_times_ns[:, index]
 
     def module_ns(self, steps: Int64Array) -> AnyArray:
         """Return float64[rows], mean time of each module in the steps with the given indices."""
@@ -386,7 +386,7 @@ class RuleInput:
 
     def _ns_in(self, steps: Int64Array) -> AnyArray:
         """Return float64[steps, rows], time of each module in the steps with the given indices."""
-        numbers, total = np.sort(self.number[steps]), np.zeros((len(steps), max(self._order, default=-1) + 1))
+        numbers, total = np.sort(self.step_numbers[steps]), np.zeros((len(steps), max(self._order, default=-1) + 1))
         for times in self._times_in_steps:
             chosen_times = times.take(np.isin(times.step, numbers) & (times.group < total.shape[1]))
             np.add.at(total, (np.searchsorted(numbers, chosen_times.step), chosen_times.group), chosen_times.ns)

@@ -227,25 +227,25 @@ _KINDS = (
 )
 
 
-def find_inside(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield the modules with a large share of a step in work that has a cheaper way, by their operators."""
-    if measured.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS:
         return
     # The 10th percentile, as for own times: on a busy machine a median step is several times as long.
-    step_ns, mean_step_ns = measured.p10_step_ns(), measured.total_ns / measured.steps
+    step_ns, mean_step_ns = rule_input.p10_step_ns(), rule_input.total_ns / rule_input.steps
     is_usual = notes.float64_share() > _MOST
-    for place, members in _by_place(measured, notes):
-        works = [_sum(measured, [member], notes) for member in members]
+    for place, members in _by_place(rule_input, notes):
+        works = [_sum(rule_input, [member], notes) for member in members]
         for kind in _KINDS:
             # Among modules of one class, some may do another kind of work.
             chosen_members = [member for member, work in zip(members, works, strict=True) if kind.ns(work)]
             if not chosen_members:
                 continue
-            work = _sum(measured, chosen_members, notes)
+            work = _sum(rule_input, chosen_members, notes)
             per_step = kind.ns(work)
-            min_share = kind.min_share if measured.trains else kind.min_share_without_training
+            min_share = kind.min_share if rule_input.trains else kind.min_share_without_training
             min_ns = max(min_share * step_ns, _MEAN_FACTOR * min_share * mean_step_ns)
-            if per_step < max(min_ns, measured.min_ns * measured.samples_per_step):
+            if per_step < max(min_ns, rule_input.min_ns * rule_input.samples_per_step):
                 continue
             if kind.title == DOUBLES and (is_usual or work.fqns[0] in notes.doubles):
                 continue  # another rule reports modules with parameters of float64
@@ -253,7 +253,7 @@ def find_inside(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             if 1 < len(work.fqns) < len(members):
                 several += f" of {len(members)}"
             evidence = f"own forward {short_ms(work.forward_ns)} a step{several}"
-            evidence += f", own backward {short_ms(work.backward_ns)}" if measured.trains else ""
+            evidence += f", own backward {short_ms(work.backward_ns)}" if rule_input.trains else ""
             call_operators, call_ns = work.all.calls / work.calls, work.all.ns / work.calls
             # A recording notes only a few operators of each module.
             frequent = [operator for operator in work.longest if operator.calls >= _MOST * work.calls]
@@ -262,39 +262,39 @@ def find_inside(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             evidence += f" of {short_ms(call_ns)}: {kind.advice}" if call_ns else f": {kind.advice}"
             evidence += f"; {hooks}" if (hooks := notes.hooks_text(work.fqns[0])) else ""
             title, show = kind.title, only_option(place)
-            yield measured.finding(title, work.fqns[0], kind.part, evidence=evidence, show=show, ns=per_step)
+            yield rule_input.finding(title, work.fqns[0], kind.part, evidence=evidence, show=show, ns=per_step)
             break
 
 
-def _by_place(measured: RuleInput, notes: NotedSteps) -> Iterator[tuple[str, list[tuple[int, Sequence[Operator]]]]]:
+def _by_place(rule_input: RuleInput, notes: NotedSteps) -> Iterator[tuple[str, list[tuple[int, Sequence[Operator]]]]]:
     """Yield the modules of each place, as row and own operators, if the operators of all of them are known."""
     by_place: dict[tuple[str, str], list[int]] = {}
-    for index, row in enumerate(measured.rows):
-        if measured.calls[index] > 0 and row.calls and not measured.is_wrapper(row):
-            by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
+    for index, row in enumerate(rule_input.rows):
+        if rule_input.calls[index] > 0 and row.calls and not rule_input.is_wrapper(row):
+            by_place.setdefault((place_of(rule_input, row.fqn), row.module_class), []).append(index)
     no_operators = [Operator("", 0.0, float(bool(notes.inside)))]
     for (place, _), rows in by_place.items():
-        operators = [notes.inside.get(measured.rows[index].fqn, no_operators) for index in rows]
+        operators = [notes.inside.get(rule_input.rows[index].fqn, no_operators) for index in rows]
         if not notes.inside:
-            nodes = (measured.runs.own_nodes[rows] / max(measured.steps, 1)).tolist()
+            nodes = (rule_input.runs.own_nodes[rows] / max(rule_input.steps, 1)).tolist()
             operators = [[Operator("", count, 0.0)] for count in nodes]
         elif not notes.all_inside and no_operators in operators:
             continue
         yield place, list(zip(rows, operators, strict=True))
 
 
-def _sum(measured: RuleInput, members: Sequence[tuple[int, Sequence[Operator]]], notes: NotedSteps) -> OwnWork:
+def _sum(rule_input: RuleInput, members: Sequence[tuple[int, Sequence[Operator]]], notes: NotedSteps) -> OwnWork:
     """Return the work of modules together, each given as row and own operators."""
     indices = [index for index, _ in members]
-    rows = sorted((measured.rows[index] for index in indices), key=lambda row: -row.self_ns)
-    forward_ns, backward_ns = (sum(ns) for ns in zip(*map(measured.own_ns, indices), strict=True))
+    rows = sorted((rule_input.rows[index] for index in indices), key=lambda row: -row.self_ns)
+    forward_ns, backward_ns = (sum(ns) for ns in zip(*map(rule_input.own_ns, indices), strict=True))
     by_name = dict[str, Operator]()
     for name, calls, ns in (operator for _, operators in members for operator in operators):
         sums = by_name.get(name, Operator(name, 0.0, 0.0))
         by_name[name] = Operator(name, sums.calls + calls, sums.ns + ns)
     doubles_ns = float64_ns([*by_name.values()])
     total, _ = by_name.pop(""), by_name.pop(FLOAT64, None)
-    calls, inner_calls = float(measured.calls[indices].sum()), float(measured.inner_calls[indices].sum())
+    calls, inner_calls = float(rule_input.calls[indices].sum()), float(rule_input.inner_calls[indices].sum())
     return OwnWork(
         [row.fqn for row in rows],
         rows[0].module_class,

@@ -349,130 +349,132 @@ def tensors_of(optimizers: Sequence[Mapping[str, Any]]) -> int:
     return max((optimizer.get("tensors", 0) for optimizer in optimizers), default=0)
 
 
-def find_noted(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield findings from notes: growing memory, settings, hooks, new optimizers, float64 and unused gradients."""
-    yield from _growth(measured, notes)
-    if not measured.trains:
-        yield from _training_mode(measured, notes)
+    yield from _growth(rule_input, notes)
+    if not rule_input.trains:
+        yield from _training_mode(rule_input, notes)
         return
     show, per_step = "--by step", notes.hooks_ns
     if "torch.profiler" in notes.always_on:
         evidence = "a profiler that records each step makes all of them slower; give it a schedule"
-        yield measured.finding("torch.profiler is on in each step", evidence=evidence, show=show)
+        yield rule_input.finding("torch.profiler is on in each step", evidence=evidence, show=show)
     if "anomaly detection" in notes.always_on:
         title = "anomaly detection is on in each step"
         evidence = (
             "torch.autograd.set_detect_anomaly: each operator keeps a stack, and each gradient is searched for NaN"
         )
-        yield measured.finding(title, None, "backward", evidence=evidence, show=show, ns=per_step)
-    elif notes.gradient_hooks and per_step >= _MIN_HOOKS_SHARE * measured.median_step_ns:
+        yield rule_input.finding(title, None, "backward", evidence=evidence, show=show, ns=per_step)
+    elif notes.gradient_hooks and per_step >= _MIN_HOOKS_SHARE * rule_input.median_step_ns:
         evidence = f"{counted(notes.gradient_hooks, 'hook')} of parameters' gradients: {short_ms(per_step)} a step"
         frequent = [operator for operator in notes.in_hooks if operator.calls >= _MANY_CALLS]
         evidence += f", which run {calls_text(frequent)}" if frequent else ""
         title = "hooks of gradients take a large share"
-        yield measured.finding(title, None, "backward", evidence=evidence, show=show, ns=per_step)
-    new_optimizers = measured.optimizer_count - measured.first_tensor_count
-    if new_optimizers > _MIN_NEW_SHARE * measured.run_steps:
-        evidence = f"{new_optimizers:,} times or more in {counted(measured.run_steps, 'step')}, for the same "
+        yield rule_input.finding(title, None, "backward", evidence=evidence, show=show, ns=per_step)
+    new_optimizers = rule_input.optimizer_count - rule_input.first_tensor_count
+    if new_optimizers > _MIN_NEW_SHARE * rule_input.run_steps:
+        evidence = f"{new_optimizers:,} times or more in {counted(rule_input.run_steps, 'step')}, for the same "
         evidence += "parameters: what it knows of earlier steps, such as momentum, is lost, and allocated again"
-        ranges = [times.range for times in measured.ranges_of("optimizer") if times.range.endswith(".step")]
+        ranges = [times.range for times in rule_input.ranges_of("optimizer") if times.range.endswith(".step")]
         where, title = next(iter(ranges), None), "an optimizer is made anew in each step"
-        yield measured.finding(title, where, "optimizer", evidence=evidence, show=show)
-    yield from _forward_hooks(measured, notes)
-    yield from _doubles(measured, notes)
-    yield from _untrained(measured, notes)
+        yield rule_input.finding(title, where, "optimizer", evidence=evidence, show=show)
+    yield from _forward_hooks(rule_input, notes)
+    yield from _doubles(rule_input, notes)
+    yield from _untrained(rule_input, notes)
 
 
-def _growth(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _growth(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if memory grows steadily, with the list that grows.
 
     Without a list, memory has to grow more, and in training: a cache of generated tokens grows until the next request.
     """
-    if measured.memory or notes.growth_bytes < (_MIN_GROWTH if notes.list_growth else _MIN_SURE_GROWTH):
+    if rule_input.memory or notes.growth_bytes < (_MIN_GROWTH if notes.list_growth else _MIN_SURE_GROWTH):
         return
-    if not measured.trains and not notes.list_growth:
+    if not rule_input.trains and not notes.list_growth:
         return
     grown = max(notes.list_growth, key=lambda name: notes.list_growth[name], default="")
     evidence = f"the process holds about {format_bytes(notes.growth_bytes)} more after each step"
     evidence += f"; {grown} gets {notes.list_growth[grown]:.3g} values more" if grown else ""
-    where = next((row.fqn for row in measured.rows if row.fqn == grown.rpartition(".")[0]), None)
+    where = next((row.fqn for row in rule_input.rows if row.fqn == grown.rpartition(".")[0]), None)
     title = "memory grows from step to step"
     yield Finding(title, where, None, 0, 0.0, evidence, "modtrace run --memory, which says who holds it")
 
 
-def _training_mode(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if dropout or a batch norm is in training mode although nothing is trained."""
-    active = [index for index, row in enumerate(measured.rows) if row.fqn in notes.drop and measured.runs.calls[index]]
-    if not active or measured.runs.calls_with_backward.any():
+    active = [
+        index for index, row in enumerate(rule_input.rows) if row.fqn in notes.drop and rule_input.runs.calls[index]
+    ]
+    if not active or rule_input.runs.calls_with_backward.any():
         return
-    first, per_step = measured.rows[active[0]], float(measured.module_median_ns[active].sum())
-    where = (measured.outer[first.fqn] or [first.fqn])[-1]
+    first, per_step = rule_input.rows[active[0]], float(rule_input.module_median_ns[active].sum())
+    where = (rule_input.outer[first.fqn] or [first.fqn])[-1]
     effect = "normalize by each batch" if "Norm" in first.module_class else "drop values"
     evidence = f"{counted(len(active), 'module')}, such as {first.fqn}, {effect} though nothing is trained: "
     evidence += "model.eval() was not called"
     title, show = "runs in training mode", only_option(first.fqn)
-    yield measured.finding(title, where, "forward", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=per_step)
 
 
-def _forward_hooks(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if modules with forward hooks have longer forwards than their backward makes likely."""
     hooks_ns: dict[str, float] = {}
-    for index, row in enumerate(measured.rows):
-        if row.fqn in notes.hooks and measured.runs.calls_with_backward[index]:
-            forward_ns, backward_ns = measured.own_ns(index)
-            inner = float(measured.inner_calls[index])
+    for index, row in enumerate(rule_input.rows):
+        if row.fqn in notes.hooks and rule_input.runs.calls_with_backward[index]:
+            forward_ns, backward_ns = rule_input.own_ns(index)
+            inner = float(rule_input.inner_calls[index])
             expected_ns = backward_ns * (_FORWARD_PER_BACKWARD if inner else 1.0)
-            calling_ns = notes.module_call_ns * (float(measured.calls[index]) + inner)
+            calling_ns = notes.module_call_ns * (float(rule_input.calls[index]) + inner)
             hooks_ns[row.fqn] = max(0.0, forward_ns - expected_ns - calling_ns)
     per_step = sum(hooks_ns.values())
-    if not hooks_ns or per_step < _MIN_HOOKS_SHARE * measured.median_step_ns:
+    if not hooks_ns or per_step < _MIN_HOOKS_SHARE * rule_input.median_step_ns:
         return
     longest = max(hooks_ns, key=lambda fqn: hooks_ns[fqn])
     evidence = f"{counted(len(hooks_ns), 'module')} with forward hooks {'take' if len(hooks_ns) > 1 else 'takes'} "
     evidence += f"{short_ms(per_step)} a step beside what their backward lets expect, most in {longest}"
     title, show = "has a forward hook that takes long", only_option(longest)
-    yield measured.finding(title, longest, "forward", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, longest, "forward", evidence=evidence, show=show, ns=per_step)
 
 
-def _untrained(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _untrained(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if parameters get gradients that no optimizer uses."""
-    own_ns = {row.fqn: measured.own_ns(index)[1] for index, row in enumerate(measured.rows)}
+    own_ns = {row.fqn: rule_input.own_ns(index)[1] for index, row in enumerate(rule_input.rows)}
     untrained_ns = {fqn: own_ns[fqn] for fqn in notes.untrained if fqn in own_ns}
     per_step = _PARAMETER_GRADIENT_SHARE * sum(untrained_ns.values())
-    if not untrained_ns or per_step < _MIN_UNTRAINED_SHARE * measured.median_step_ns:
+    if not untrained_ns or per_step < _MIN_UNTRAINED_SHARE * rule_input.median_step_ns:
         return
     longest = max(untrained_ns, key=lambda fqn: untrained_ns[fqn])
     evidence = f"own backward of {counted(len(untrained_ns), 'module')} with parameters that no optimizer has: "
     evidence += f"{short_ms(sum(untrained_ns.values()))} a step, of which requires_grad_(False) saves half or more"
     title, show = "gets gradients that no optimizer uses", "--sort backward"
-    yield measured.finding(title, longest, "backward", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, longest, "backward", evidence=evidence, show=show, ns=per_step)
 
 
-def _doubles(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield findings for computing in float64: by all parameters, by those of some modules, or by tables.
 
     Tables count only if gradients are cast.
     """
-    index_of = {row.fqn: index for index, row in enumerate(measured.rows)}
+    index_of = {row.fqn: index for index, row in enumerate(rule_input.rows)}
     if notes.all_double:
-        outermost = [row for row in measured.rows if not measured.outer[row.fqn]]
-        all_ns = float(sum(measured.module_median_ns[index_of[row.fqn]] for row in outermost))
-        if _FLOAT32_SAVING * all_ns >= measured.min_ns:
+        outermost = [row for row in rule_input.rows if not rule_input.outer[row.fqn]]
+        all_ns = float(sum(rule_input.module_median_ns[index_of[row.fqn]] for row in outermost))
+        if _FLOAT32_SAVING * all_ns >= rule_input.min_ns:
             evidence = "all parameters are of float64, in which modules take "
             evidence += f"{short_ms(all_ns)} a step: float32 takes half or less, if its 7 digits are enough"
             longest = outermost[int(np.argmax([row.in_steps_ns for row in outermost]))].fqn
             title, per_step = "computes in float64", _FLOAT32_SAVING * all_ns
-            yield measured.finding(title, longest, evidence=evidence, show="--tree", ns=per_step)
+            yield rule_input.finding(title, longest, evidence=evidence, show="--tree", ns=per_step)
     tables = notes.tables if notes.casts >= 1 else ()
     for fqns, noun, reason in (notes.doubles, "parameters", ""), (tables, "tables", ", and gradients are cast"):
         members = [index_of[fqn] for fqn in fqns if fqn in index_of]
-        if not members or 2 * len(members) >= len(measured.rows) - len(measured.holders):
+        if not members or 2 * len(members) >= len(rule_input.rows) - len(rule_input.holders):
             continue
         is_whole = fqns is notes.doubles
-        times = [float(measured.module_median_ns[i]) if is_whole else sum(measured.own_ns(i)) for i in members]
-        if (per_step := sum(times)) < _MIN_DOUBLES_SHARE * measured.median_step_ns:
+        times = [float(rule_input.module_median_ns[i]) if is_whole else sum(rule_input.own_ns(i)) for i in members]
+        if (per_step := sum(times)) < _MIN_DOUBLES_SHARE * rule_input.median_step_ns:
             continue
-        where = measured.rows[members[int(np.argmax(times))]].fqn
+        where = rule_input.rows[members[int(np.argmax(times))]].fqn
         evidence = f"{noun} of float64 in {counted(len(members), 'module')}, which take {short_ms(per_step)} a step"
         show = only_option(where)
-        yield measured.finding(DOUBLES, where, evidence=evidence + reason, show=show, ns=per_step)
+        yield rule_input.finding(DOUBLES, where, evidence=evidence + reason, show=show, ns=per_step)

@@ -23,17 +23,17 @@ _MAX_UNHINDERED_SHARE = 0.6
 """Maximum ratio of the modules' medians to a usual call: long inputs slow all modules alike, a stop only one."""
 
 
-def find_calls_at_once(measured: RuleInput) -> Iterator[Finding]:
+def find_calls_at_once(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield a finding if calls on several threads last far longer than the medians of their modules."""
-    concurrency, median_ns = measured.mean_concurrency, measured.median_step_ns
-    if concurrency < _MIN_CONCURRENCY or measured.steps < MIN_STEPS or median_ns < measured.min_ns:
+    concurrency, median_ns = rule_input.mean_concurrency, rule_input.median_step_ns
+    if concurrency < _MIN_CONCURRENCY or rule_input.steps < MIN_STEPS or median_ns < rule_input.min_ns:
         return
-    rows = zip(measured.rows, measured.calls.tolist(), strict=True)
-    leaves = [(row, calls) for row, calls in rows if row.fqn not in measured.holders]
+    rows = zip(rule_input.rows, rule_input.calls.tolist(), strict=True)
+    leaves = [(row, calls) for row, calls in rows if row.fqn not in rule_input.holders]
     mean_ns = sum(calls * row.self_ns / max(row.calls, 1) for row, calls in leaves)
     # Time outside the leaves has no median of its own; stops are assumed to be as frequent there.
     share = sum(min(calls, 1.0) * row.step_p50_ns for row, calls in leaves) / max(mean_ns, 1.0)
-    unhindered_ns = share * float(measured.duration_ns.mean())
+    unhindered_ns = share * float(rule_input.duration_ns.mean())
     if unhindered_ns > _MAX_UNHINDERED_SHARE * median_ns:
         return
     evidence = (
@@ -41,8 +41,8 @@ def find_calls_at_once(measured: RuleInput) -> Iterator[Finding]:
         "each module takes its median: now and then something stops the thread in one of them: Python, which runs one "
         "thread at a time (GIL), or too few processors"
     )
-    title = f"calls of {measured.thread_count} threads wait for each other"
-    yield measured.finding(title, evidence=evidence, show="--by step", ns=median_ns - unhindered_ns)
+    title = f"calls of {rule_input.thread_count} threads wait for each other"
+    yield rule_input.finding(title, evidence=evidence, show="--by step", ns=median_ns - unhindered_ns)
 
 
 _MIN_RUN_STEPS, _MIN_RUNS_SHARE = 12, 0.75
@@ -63,11 +63,11 @@ _MIN_GROWN_SHARE = 0.7
 """Minimum share of the growth in a part or a module for it to be named."""
 
 
-def find_growing_steps(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def find_growing_steps(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if steps get longer and longer in each run, with the part or place that grows."""
-    ns = measured.duration_ns
+    ns = rule_input.duration_ns
     runs = [run for run in _split_at_falls(ns) if len(run) >= _MIN_RUN_STEPS]
-    if sum(map(len, runs)) < _MIN_RUNS_SHARE * max(measured.steps, 1):
+    if sum(map(len, runs)) < _MIN_RUNS_SHARE * max(rule_input.steps, 1):
         return
     quarters = [np.concatenate(parts) for parts in zip(*(np.array_split(run[1:], 4) for run in runs), strict=True)]
     # 25th percentiles, as a busy machine only lengthens steps.
@@ -79,37 +79,37 @@ def find_growing_steps(measured: RuleInput, notes: NotedSteps) -> Iterator[Findi
     if np.searchsorted(np.sort(ns[first]), ns[last]).mean() < _MIN_LONGER_PAIRS_SHARE * len(first):
         return
     first_ns, last_ns = float(np.median(ns[first])), float(np.median(ns[last]))
-    per_step = sum(float(np.maximum(ns[run] - first_ns, 0).sum()) for run in runs) / measured.steps
-    delays = dict(measured.step_notes.get("delays", ()))
-    if sum(delays.values()) >= _CPU_WAIT_SHARE * per_step * measured.steps:
+    per_step = sum(float(np.maximum(ns[run] - first_ns, 0).sum()) for run in runs) / rule_input.steps
+    delays = dict(rule_input.step_notes.get("delays", ()))
+    if sum(delays.values()) >= _CPU_WAIT_SHARE * per_step * rule_input.steps:
         return
-    growth_ns = measured.ns[last].mean(axis=0) - measured.ns[first].mean(axis=0)
+    growth_ns = rule_input.part_times_ns[last].mean(axis=0) - rule_input.part_times_ns[first].mean(axis=0)
     total_ns = float(growth_ns.sum())
-    part = measured.parts[int(np.argmax(growth_ns))] if growth_ns.max() >= _MIN_GROWN_SHARE * total_ns else None
+    part = rule_input.part_names[int(np.argmax(growth_ns))] if growth_ns.max() >= _MIN_GROWN_SHARE * total_ns else None
     evidence = f"from {short_ms(first_ns)} to {short_ms(last_ns)} in "
     evidence += f"{counted(len(runs), 'run')} of {max(map(len, runs))} steps" if len(runs) > 1 else f"{len(ns)} steps"
-    place, where, inner = _grown_place(measured, measured.module_ns(last) - measured.module_ns(first), total_ns)
+    place, where, inner = _grown_place(rule_input, rule_input.module_ns(last) - rule_input.module_ns(first), total_ns)
     if part == "backward":
         evidence += ", in backward alone: the graphs of earlier steps are kept, without detach()"
     elif where is not None:
         is_inner = inner >= _MIN_GROWN_SHARE
         evidence += f", in {place}, {'in all modules inside' if is_inner else 'in its own time'}"
-        if is_inner and not measured.trains:
+        if is_inner and not rule_input.trains:
             evidence += ": inputs grow, as in generation without a KV cache"
     elif part == OTHER:
         evidence += f", outside of modules and ranges{notes.longest_gap_text(part, per_step)}"
         evidence += notes.outside_text(per_step, 0)
     if part is not None and where is None:
-        ranges = measured.ranges_of(part)
+        ranges = rule_input.ranges_of(part)
         where = ranges[0].range if ranges else None
     title = "takes longer from step to step"
-    yield measured.finding(title, where, part, evidence=evidence, show="--by step", ns=per_step)
+    yield rule_input.finding(title, where, part, evidence=evidence, show="--by step", ns=per_step)
 
 
-def find_larger_inputs(measured: RuleInput) -> Iterator[Finding]:
+def find_larger_inputs(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield a finding if steps are longer from the step on at which the model gets larger inputs for good."""
-    number, ns = measured.number, measured.duration_ns
-    for fqn, samples in measured.step_notes.get("inputs", {}).items():
+    number, ns = rule_input.step_numbers, rule_input.duration_ns
+    for fqn, samples in rule_input.step_notes.get("inputs", {}).items():
         shapes = [shape for _, shape in samples]
         count = shapes.count(shapes[0]) if shapes else 0
         if shapes[:count] != shapes[:1] * count or len({*shapes[count:]}) != 1:
@@ -125,26 +125,26 @@ def find_larger_inputs(measured: RuleInput) -> Iterator[Finding]:
             evidence = f"it gets {shapes[-1]} from step {first_large} on, {shapes[0]} until step {last_small}: a step "
             evidence += f"takes {short_ms(large_median)}, {short_ms(small_median)} before"
             per_step, title = (
-                (large_median - small_median) * len(large_ns) / measured.steps,
+                (large_median - small_median) * len(large_ns) / rule_input.steps,
                 "gets larger inputs after some steps",
             )
-            yield measured.finding(title, fqn, evidence=evidence, show="--by step", ns=per_step)
+            yield rule_input.finding(title, fqn, evidence=evidence, show="--by step", ns=per_step)
 
 
-def _grown_place(measured: RuleInput, added_ns: AnyArray, total_ns: float) -> tuple[str, str | None, float]:
+def _grown_place(rule_input: RuleInput, added_ns: AnyArray, total_ns: float) -> tuple[str, str | None, float]:
     """Return the innermost place with most of the added time, its module or parent, and the share of inner modules."""
     rows_by_place: dict[str, list[int]] = {}
-    for index, row in enumerate(measured.rows):
-        rows_by_place.setdefault(place_of(measured, row.fqn), []).append(index)
+    for index, row in enumerate(rule_input.rows):
+        rows_by_place.setdefault(place_of(rule_input, row.fqn), []).append(index)
     place_ns = {place: float(added_ns[members].sum()) for place, members in rows_by_place.items()}
     grown = [place for place, ns in place_ns.items() if ns >= _MIN_GROWN_SHARE * total_ns > 0]
     if not grown:
         return "", None, 0.0
     place = max(grown, key=lambda place: (place.count("."), place_ns[place]))
-    fqns = {measured.rows[index].fqn for index in rows_by_place[place]}
-    inner = [index for index, row in enumerate(measured.rows) if fqns.intersection(measured.outer[row.fqn][:1])]
-    first = measured.rows[rows_by_place[place][0]].fqn
-    where = next(iter(measured.outer[first]), None) if len(fqns) > 1 else first
+    fqns = {rule_input.rows[index].fqn for index in rows_by_place[place]}
+    inner = [index for index, row in enumerate(rule_input.rows) if fqns.intersection(rule_input.outer[row.fqn][:1])]
+    first = rule_input.rows[rows_by_place[place][0]].fqn
+    where = next(iter(rule_input.outer[first]), None) if len(fqns) > 1 else first
     return place, where, float(added_ns[inner].sum()) / place_ns[place]
 
 
@@ -198,42 +198,42 @@ _TRIGGER_TEXTS = "", ", automatic", " by gc.collect()"
 """Words for each of `TRIGGERS`."""
 
 
-def find_occasions(measured: RuleInput) -> Iterator[Finding]:
+def find_occasions(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield the parts that are long only in some steps, and repeated compilations."""
-    if measured.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS:
         return
-    compiles = _is_long(measured, measured.part_ns("compile", gaps=True))
-    for part in measured.parts:
-        part_ns = measured.part_ns(part, gaps=True)
-        median_ns, is_long = float(np.median(part_ns)), _is_long(measured, part_ns)
+    compiles = _is_long(rule_input, rule_input.part_ns("compile", gaps=True))
+    for part in rule_input.part_names:
+        part_ns = rule_input.part_ns(part, gaps=True)
+        median_ns, is_long = float(np.median(part_ns)), _is_long(rule_input, part_ns)
         if part == "gc":  # a compilation's garbage is its own cost
             is_long &= ~compiles
         count, excess_ns = int(np.count_nonzero(is_long)), part_ns[is_long] - median_ns
-        per_step = float(excess_ns.sum()) / measured.steps
-        min_ns = (MIN_EVALUATION_SHARE if part == "evaluation" else MIN_SHARE) * measured.median_step_ns
-        if not 0 < count <= measured.steps / 2 or per_step < min_ns:
+        per_step = float(excess_ns.sum()) / rule_input.steps
+        min_ns = (MIN_EVALUATION_SHARE if part == "evaluation" else MIN_SHARE) * rule_input.median_step_ns
+        if not 0 < count <= rule_input.steps / 2 or per_step < min_ns:
             continue
-        if measured.share(per_step, gaps=True) < MIN_SHARE or (part == "evaluation" and _is_rollout(measured)):
+        if rule_input.share(per_step, gaps=True) < MIN_SHARE or (part == "evaluation" and _is_rollout(rule_input)):
             continue
         # Collections are in each step, but short ones.
-        is_in_all = part != "gc" and median_ns > _MIN_EXCESS_SHARE * measured.median_step_ns
+        is_in_all = part != "gc" and median_ns > _MIN_EXCESS_SHARE * rule_input.median_step_ns
         if part in _CORE_PARTS or (part in _FREQUENT_PARTS and median_ns) or is_in_all:
             continue
-        ranges = measured.ranges_of(part)
+        ranges = rule_input.ranges_of(part)
         recompilations = [times for times in ranges if _RECOMPILATION.match(times.range)]
         if (count == 1 and part not in ("evaluation", "compile")) or (part == "compile" and not recompilations):
             continue  # a single long one is a slow step; a first compilation is necessary
         long_ns, longest_ns = float(np.median(part_ns[is_long])), int(part_ns[is_long].max())
-        evidence = f"{when_text(measured.number, is_long)}, {short_ms(long_ns)} each"
+        evidence = f"{when_text(rule_input.step_numbers, is_long)}, {short_ms(long_ns)} each"
         evidence += (
             f" (median, {short_ms(longest_ns)} the longest)" if longest_ns > _MIN_OCCASION_RATIO * long_ns else ""
         )
         evidence += f", {short_ms(per_step)} a step on average"
         where = ranges[0].range if ranges and part != "gc" else None
-        evidence += measured.graph_of_evaluations if part == "evaluation" else ""
+        evidence += rule_input.graph_of_evaluations if part == "evaluation" else ""
         title = f"{part} comes now and then"
         if part == "gc":
-            title, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(measured)}"
+            title, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(rule_input)}"
         elif part == "compile":
             with_reason = [
                 times for times in recompilations if not times.range.endswith(_LAZY_BACKWARD)
@@ -244,36 +244,38 @@ def find_occasions(measured: RuleInput) -> Iterator[Finding]:
         elif part == where:
             title = "comes now and then"
         show = "--by step" if where is None else "--ranges"
-        yield measured.finding(title, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
+        yield rule_input.finding(title, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
 
 
-def _is_rollout(measured: RuleInput) -> bool:
+def _is_rollout(rule_input: RuleInput) -> bool:
     """Return whether evaluations are rollouts of a policy: in training mode, with one before the first step."""
-    ranges, parts_before = measured.ranges_of("evaluation"), measured.summary.around.before
+    ranges, parts_before = rule_input.ranges_of("evaluation"), rule_input.summary.around.before
     return "evaluation" in parts_before and any(times.range == WITHOUT_GRADIENTS for times in ranges[:1])
 
 
-def _is_long(measured: RuleInput, part_ns: Int64Array) -> BoolArray:
+def _is_long(rule_input: RuleInput, part_ns: Int64Array) -> BoolArray:
     """Return bool[steps], whether a part is much longer than its median; False for step 0, with its one-time work."""
     median_ns = float(np.median(part_ns))
-    has_excess = part_ns - median_ns > _MIN_EXCESS_SHARE * measured.median_step_ns
-    return np.asarray(has_excess & (part_ns > _MIN_OCCASION_RATIO * median_ns) & (measured.number > 0), np.bool_)
+    has_excess = part_ns - median_ns > _MIN_EXCESS_SHARE * rule_input.median_step_ns
+    return np.asarray(
+        has_excess & (part_ns > _MIN_OCCASION_RATIO * median_ns) & (rule_input.step_numbers > 0), np.bool_
+    )
 
 
-def find_slow_steps(measured: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
+def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield a finding for the slow steps of each cause and place, except `explained` parts."""
-    if measured.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS:
         return
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
-    steps, delays = measured.summary.step_parts, dict(measured.step_notes.get("delays", ()))
-    step_excess_ns = measured.duration_ns - measured.median_step_ns
-    excess_by_step = dict(zip(measured.number.tolist(), step_excess_ns.tolist(), strict=True))
-    overview = measured.summary.overview
+    steps, delays = rule_input.summary.step_parts, dict(rule_input.step_notes.get("delays", ()))
+    step_excess_ns = rule_input.duration_ns - rule_input.median_step_ns
+    excess_by_step = dict(zip(rule_input.step_numbers.tolist(), step_excess_ns.tolist(), strict=True))
+    overview = rule_input.summary.overview
     is_python = overview is not None and overview.engine == "python"
-    wait_ns: int = measured.step_notes.get("waited_ns", 0)
-    is_busy = bool(delays) or wait_ns > 0 or "delays" not in measured.step_notes
+    wait_ns: int = rule_input.step_notes.get("waited_ns", 0)
+    is_busy = bool(delays) or wait_ns > 0 or "delays" not in rule_input.step_notes
     # Steps of the warm-up have no cause, so a periodic one may be missing there.
-    warm = measured.number[warm_up_steps(measured.duration_ns) :]
+    warm = rule_input.step_numbers[warm_up_steps(rule_input.duration_ns) :]
     for index, (sentence, slow) in steps.causes.items():
         # A first step is slow by its one-time work.
         if slow.part not in explained and (number := int(steps.bounds.number[index])):
@@ -294,27 +296,29 @@ def find_slow_steps(measured: RuleInput, notes: NotedSteps, explained: Container
         if not slow_steps:
             continue
         other_ns = max((ns for cause, ns in longest_ns.items() if cause != (part, where)), default=0)
-        per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(measured.steps, 1)
-        is_layer = bool(delays) and "*" in place_of(measured, where)
-        min_ns = (_MIN_SLOW_LAYER_EXCESS if is_layer else _MIN_SLOW_EXCESS) * measured.median_step_ns
+        per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(rule_input.steps, 1)
+        is_layer = bool(delays) and "*" in place_of(rule_input, where)
+        min_ns = (_MIN_SLOW_LAYER_EXCESS if is_layer else _MIN_SLOW_EXCESS) * rule_input.median_step_ns
         if is_busy:  # steps that are slow for various causes are those in which the machine did other work
             min_ns = max(min_ns, _MIN_OUTLAST_RATIO * other_ns)
         is_noise = not period and longest_ns[part, where] < max(min_ns, _MIN_STALL_NS)
-        if is_noise or per_step < _MIN_SLOW_SHARE * measured.median_step_ns:
+        if is_noise or per_step < _MIN_SLOW_SHARE * rule_input.median_step_ns:
             continue
         title = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
         title = f"{title} ({part})" if where else f"{part} {title}"
         slowest, _, evidence = max(slow_steps, key=lambda step: step[1].took_ns)
         if len(numbers) > 1:
-            evidence = f"{when_text(measured.number, np.isin(measured.number, numbers), warm)}; {evidence}"
+            evidence = (
+                f"{when_text(rule_input.step_numbers, np.isin(rule_input.step_numbers, numbers), warm)}; {evidence}"
+            )
         if part == "data loading":
-            evidence += _workers_text(measured)
-        evidence += _inputs_text(measured, slowest, part)
-        evidence += notes.longest_gap_text(part, per_step * measured.steps / len(slow_steps))
+            evidence += _workers_text(rule_input)
+        evidence += _inputs_text(rule_input, slowest, part)
+        evidence += notes.longest_gap_text(part, per_step * rule_input.steps / len(slow_steps))
         # Steps that are ranges may be without modules.
-        has_modules = measured.runs.calls.any() and part != OTHER
+        has_modules = rule_input.runs.calls.any() and part != OTHER
         show = f"--steps {slowest}:{slowest + 1}" if has_modules else "--by step"
-        yield measured.finding(title, where or None, part, evidence=evidence, show=show, ns=per_step)
+        yield rule_input.finding(title, where or None, part, evidence=evidence, show=show, ns=per_step)
 
 
 def _is_by_wait(excess_ns: float, delay_ns: int, total_wait_ns: int) -> bool:
@@ -323,24 +327,24 @@ def _is_by_wait(excess_ns: float, delay_ns: int, total_wait_ns: int) -> bool:
     return delay_ns >= _CPU_WAIT_SHARE * excess_ns or total_wait_ns >= factor * excess_ns
 
 
-def long_calls_text(measured: RuleInput) -> str:
+def long_calls_text(rule_input: RuleInput) -> str:
     """Return a sentence if a few calls that are steps have much of the time of all; otherwise empty."""
-    ns = measured.duration_ns
-    is_long = ns > _MIN_LONG_CALL_RATIO * max(measured.median_step_ns, 1.0)
+    ns = rule_input.duration_ns
+    is_long = ns > _MIN_LONG_CALL_RATIO * max(rule_input.median_step_ns, 1.0)
     share = float(ns[is_long].sum() / max(ns.sum(), 1))
-    if measured.steps < MIN_STEPS or share < _MIN_LONG_CALLS_SHARE:
+    if rule_input.steps < MIN_STEPS or share < _MIN_LONG_CALLS_SHARE:
         return ""
-    count, period = int(np.count_nonzero(is_long)), period_of(measured.number[is_long], measured.number)
-    calls = f"{count} of {counted(measured.steps, 'call')}" + (f", every {_ordinal(period)}" if period else "")
-    duration = f"{short_ms(float(np.median(ns[is_long])))} each (usually {short_ms(measured.median_step_ns)})"
+    count, period = int(np.count_nonzero(is_long)), period_of(rule_input.step_numbers[is_long], rule_input.step_numbers)
+    calls = f"{count} of {counted(rule_input.steps, 'call')}" + (f", every {_ordinal(period)}" if period else "")
+    duration = f"{short_ms(float(np.median(ns[is_long])))} each (usually {short_ms(rule_input.median_step_ns)})"
     return f"{calls}, took {duration}, {share:.0%} of the time of all"
 
 
-def _inputs_text(measured: RuleInput, number: int, part: str) -> str:
+def _inputs_text(rule_input: RuleInput, number: int, part: str) -> str:
     """Return a clause if a step's forward and backward are both many times as long as usual; otherwise empty."""
     works = "forward", "backward"
-    step_ns = [int(measured.part_ns(work)[measured.number == number].sum()) for work in works]
-    median_ns = [float(np.median(measured.part_ns(work))) for work in works]
+    step_ns = [int(rule_input.part_ns(work)[rule_input.step_numbers == number].sum()) for work in works]
+    median_ns = [float(np.median(rule_input.part_ns(work))) for work in works]
     is_larger = all(ns >= _LARGER_WORK_RATIO * max(usual, 1.0) for ns, usual in zip(step_ns, median_ns, strict=True))
     if part not in works or not is_larger:
         return ""
@@ -350,9 +354,9 @@ def _inputs_text(measured: RuleInput, number: int, part: str) -> str:
     )
 
 
-def _workers_text(measured: RuleInput) -> str:
+def _workers_text(rule_input: RuleInput) -> str:
     """Return a clause with the number of starts of a loader's workers, if more than one."""
-    fetches = measured.ranges_of("data loading")
+    fetches = rule_input.ranges_of("data loading")
     starts = [times for times in fetches if times.range.endswith(LOADER_START) and times.calls > 1]
     if not starts or not any("MultiProcessing" in times.range for times in fetches):
         return ""
@@ -381,9 +385,9 @@ def period_of(event_steps: Int64Array, number: Int64Array) -> int:
     return period if max(event_steps[0] - number[0], number[-1] - event_steps[-1]) <= period else 0
 
 
-def collections_text(measured: RuleInput) -> str:
+def collections_text(rule_input: RuleInput) -> str:
     """Return the garbage collections by generation, the oldest first, and by trigger."""
-    count, freed = measured.collections
+    count, freed = rule_input.collections
     return ", ".join(
         f"{count[trigger, generation]:,} of generation {generation}{_TRIGGER_TEXTS[trigger]}, "
         f"each freed {freed[trigger, generation] / count[trigger, generation]:,.0f} objects"

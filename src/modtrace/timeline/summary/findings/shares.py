@@ -96,32 +96,32 @@ _MIN_UNTRAINED_HOST_SHARE = 0.25
 """Minimum share of host time if nothing is trained, only in modules with two levels inside: others run operators."""
 
 
-def find_large_parts(measured: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
+def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield a finding for each part with a large share of the steps, except the `explained` parts."""
-    if measured.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS:
         return
-    gap_ns = measured.gap_ns.sum(axis=1)
-    step_ns, p10_step_ns = float(np.median(measured.duration_ns + gap_ns)), measured.p10_step_ns(gaps=True)
-    tensors = tensors_of(measured.optimizers)
-    helper = _find_large_optimizer_helper(measured, notes)
+    gap_ns = rule_input.gap_ns.sum(axis=1)
+    step_ns, p10_step_ns = float(np.median(rule_input.duration_ns + gap_ns)), rule_input.p10_step_ns(gaps=True)
+    tensors = tensors_of(rule_input.optimizers)
+    helper = _find_large_optimizer_helper(rule_input, notes)
     if helper is not None:
         yield helper
-    for part in measured.parts:
-        part_ns = measured.part_ns(part, gaps=True)
+    for part in rule_input.part_names:
+        part_ns = rule_input.part_ns(part, gaps=True)
         if part == "optimizer" and helper is not None:
             part_ns = part_ns - helper.ns_per_step
-        backward_ns = _backward_outside_modules(measured, part)
+        backward_ns = _backward_outside_modules(rule_input, part)
         if part == "loss":  # other operators outside modules have a backward too
             backward_ns[backward_ns > _MAX_LOSS_BACKWARD_RATIO * part_ns] = 0
         part_ns = part_ns + backward_ns
         per_step, backward_per_step = float(np.median(part_ns)), float(np.median(backward_ns))
         between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
-        min_share = _MIN_BETWEEN_SHARE if between else _min_part_share(measured, notes, part, per_step)
+        min_share = _MIN_BETWEEN_SHARE if between else _min_part_share(rule_input, notes, part, per_step)
         is_known = between or (min_share == _MIN_PARAMETER_LOOP_SHARE and part in ("loss", OTHER))
         if is_untrained := part == "loss" and 0 < backward_per_step < _MAX_BACKWARD_RATIO * per_step:
             min_share = _MIN_UNTRAINED_LOSS_SHARE
         # The 10th percentile, as for modules: a busy machine lengthens parts with many operators.
-        p10_ns, min_ns = float(np.percentile(part_ns, 10)), measured.min_ns * (_KNOWN_CAUSE_FACTOR if is_known else 1)
+        p10_ns, min_ns = float(np.percentile(part_ns, 10)), rule_input.min_ns * (_KNOWN_CAUSE_FACTOR if is_known else 1)
         is_large = part != "communication" and p10_ns >= max(min_share * p10_step_ns, min_ns)
         is_large &= per_step >= _MEDIAN_FACTOR * min_share * step_ns
         # Some steps do not wait, since the data or the other ranks are ready.
@@ -136,46 +136,48 @@ def find_large_parts(measured: RuleInput, notes: NotedSteps, explained: Containe
                     evidence += f"; {percent}% of the parameters' values are those of {fqn}"
             lines = notes.lines_text(part, per_step)
             if part != OTHER or between or not lines:
-                evidence += _details(measured, part, backward_per_step, between=between)
+                evidence += _details(rule_input, part, backward_per_step, between=between)
             # If some steps have none of the part, some of the sampled steps may have none either.
             slow_lines = notes.longest_gap_text(part, per_step) if p10_ns < _MEDIAN_FACTOR * per_step else ""
             evidence += f"; {lines}" if lines else slow_lines
             forward_ns = per_step - backward_per_step
             is_loop = notes.is_loop(forward_ns, 0) or notes.is_over_parameters(forward_ns, tensors)
             if part == OTHER or is_untrained or (part == "loss" and is_loop):
-                losses = [row.fqn for row in measured.rows if part == "loss" and row.module_class.endswith("Loss")]
+                losses = [row.fqn for row in rule_input.rows if part == "loss" and row.module_class.endswith("Loss")]
                 in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
                 evidence += notes.outside_text(forward_ns, tensors, in_losses)
-            is_described = any(op.get("how") or op.get("class") in _FLATTENING_OPTIMIZERS for op in measured.optimizers)
+            is_described = any(
+                op.get("how") or op.get("class") in _FLATTENING_OPTIMIZERS for op in rule_input.optimizers
+            )
             if part == "optimizer" and not is_described:
                 evidence += notes.own_optimizer_text(tensors)
-            yield _large_part(measured, part, per_step, evidence, between=between)
+            yield _large_part(rule_input, part, per_step, evidence, between=between)
 
 
-def _min_part_share(measured: RuleInput, notes: NotedSteps, part: str, per_step: float) -> float:
+def _min_part_share(rule_input: RuleInput, notes: NotedSteps, part: str, per_step: float) -> float:
     if part not in (*PARTS, OTHER):
         return _MIN_RANGE_SHARE
     if part == "optimizer":
-        optimizers = measured.optimizers
+        optimizers = rule_input.optimizers
         if any("foreach=False" in str(optimizer.get("how")) for optimizer in optimizers):
             return _MIN_FOREACH_OFF_SHARE
         is_changeable = any(optimizer.get("hooks") or _has_small_groups(optimizer) for optimizer in optimizers)
-        if is_changeable or measured.first_tensor_count >= _MANY_OPTIMIZERS:
+        if is_changeable or rule_input.first_tensor_count >= _MANY_OPTIMIZERS:
             return _MIN_CHANGEABLE_OPTIMIZER_SHARE
         if any(optimizer.get("how") == "one by one" for optimizer in optimizers):
             return _MIN_ONE_BY_ONE_SHARE
-    tensors = tensors_of(measured.optimizers)
+    tensors = tensors_of(rule_input.optimizers)
     is_loop = part == OTHER and notes.is_loop(per_step, tensors)
-    if part == "loss" and np.median(measured.part_ns(OTHER)) < per_step / 2:
+    if part == "loss" and np.median(rule_input.part_ns(OTHER)) < per_step / 2:
         is_loop = notes.is_over_parameters(per_step, tensors)
     if part == OTHER and not is_loop and notes.is_python_outside(per_step):
         return _MIN_PYTHON_SHARE
     return _MIN_PARAMETER_LOOP_SHARE if is_loop else _MIN_PART_SHARE.get(part, np.inf)
 
 
-def _large_part(measured: RuleInput, part: str, per_step: float, evidence: str, *, between: bool) -> Finding:
+def _large_part(rule_input: RuleInput, part: str, per_step: float, evidence: str, *, between: bool) -> Finding:
     """Return the finding of a large part; `between`: most of its time is between calls."""
-    ranges, is_range = measured.ranges_of(part), part not in (*PARTS, OTHER)
+    ranges, is_range = rule_input.ranges_of(part), part not in (*PARTS, OTHER)
     where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
     title = f"{part} takes a large share"
     if part == OTHER:
@@ -188,18 +190,18 @@ def _large_part(measured: RuleInput, part: str, per_step: float, evidence: str, 
     elif where is not None and where.endswith(".load"):
         title = "loading what was saved takes a large share"
     show = "--ranges" if ranges and part != OTHER else "--by step"
-    finding = measured.finding(title, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
+    finding = rule_input.finding(title, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
     return finding._replace(next="modtrace ranks slow DIR") if part == "communication" else finding
 
 
-def _details(measured: RuleInput, part: str, backward_ns: float, *, between: bool) -> str:
+def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: bool) -> str:
     """Return clauses on the work of a part, after its figures; `backward_ns`: its backward outside modules."""
-    ranges = measured.ranges_of(part)
+    ranges = rule_input.ranges_of(part)
     match part:
         case "data loading":
             has_workers = any("MultiProcessing" in times.range for times in ranges)
             text = ", waiting for the loader's workers" if has_workers else ", work of the training process: no workers"
-            starts = sum(times.calls for times in ranges if times.range.endswith(LOADER_START)) / measured.steps
+            starts = sum(times.calls for times in ranges if times.range.endswith(LOADER_START)) / rule_input.steps
             if starts >= _MIN_PER_STEP:
                 text += (
                     f"; the loader begins anew {times_text(starts)} a step: it shuffles, and starts its workers, again"
@@ -208,45 +210,45 @@ def _details(measured: RuleInput, part: str, backward_ns: float, *, between: boo
         case "loss" if backward_ns:
             return f", {short_ms(backward_ns)} of it in backward, outside of modules"
         case "optimizer" | "saving" | "loss" if ranges:
-            clauses = [_description(optimizer) for optimizer in measured.optimizers if part == "optimizer"]
-            if clauses and (count := measured.first_tensor_count) >= _MANY_OPTIMIZERS:
+            clauses = [_description(optimizer) for optimizer in rule_input.optimizers if part == "optimizer"]
+            if clauses and (count := rule_input.first_tensor_count) >= _MANY_OPTIMIZERS:
                 clauses = [f"{count:,} optimizers or more; {clauses[0]}"]
             clauses += [
                 f"{times.range} {short_ms(times.total_ns / max(times.calls, 1))} a call" for times in ranges[:2]
             ]
             return "".join(f"; {clause}" for clause in clauses)
         case "communication":
-            totals = measured.summary.overview.communication if measured.summary.overview else {}
-            a_step = [Operator(name, total.calls / measured.steps, 0.0) for name, total in totals.items()]
+            totals = rule_input.summary.overview.communication if rule_input.summary.overview else {}
+            a_step = [Operator(name, total.calls / rule_input.steps, 0.0) for name, total in totals.items()]
             frequent = [operator for operator in a_step if operator.calls >= _MIN_PER_STEP]
             text = f", for what is sent, or for other ranks; a step has {calls_text(frequent)}" if frequent else ""
             in_backward = f"; {short_ms(backward_ns)} of it in backward passes, in no module's backward"
-            if any(row.module_class == _DDP for row in measured.rows) and any(
+            if any(row.module_class == _DDP for row in rule_input.rows) and any(
                 operator.name == "broadcast" for operator in frequent
             ):
                 text += f"; {_DDP} broadcasts buffers in each forward, unless it has broadcast_buffers=False"
-            return text + (in_backward if backward_ns else "") + _accumulation_text(measured, frequent)
+            return text + (in_backward if backward_ns else "") + _accumulation_text(rule_input, frequent)
         case "other" if between:
             return ": what the program prepares, or waits for"
         case "other":
-            ns_after = measured.other_ns_after
+            ns_after = rule_input.other_ns_after
             previous = max(ns_after, key=lambda name: ns_after[name])
             return f"; {ns_after[previous] / (sum(ns_after.values()) or 1):.0%} of it follows {previous}"
         case "evaluation":
-            return measured.graph_of_evaluations
+            return rule_input.graph_of_evaluations
         case "gc":
-            return f"; {collections_text(measured)}"
+            return f"; {collections_text(rule_input)}"
     return ""
 
 
-def _accumulation_text(measured: RuleInput, frequent: Sequence[Operator]) -> str:
+def _accumulation_text(rule_input: RuleInput, frequent: Sequence[Operator]) -> str:
     """Return a clause if DistributedDataParallel, and a collective with it, runs more than once in a step."""
     runs = [
         int(calls)
-        for row, calls in zip(measured.rows, measured.runs.calls_with_backward, strict=True)
+        for row, calls in zip(rule_input.rows, rule_input.runs.calls_with_backward, strict=True)
         if row.module_class == "DistributedDataParallel"
     ]
-    times = max(runs, default=0) / measured.steps
+    times = max(runs, default=0) / rule_input.steps
     if times < 2 or not any(operator.calls >= times for operator in frequent):
         return ""
     return (
@@ -254,34 +256,34 @@ def _accumulation_text(measured: RuleInput, frequent: Sequence[Operator]) -> str
     )
 
 
-def _find_large_optimizer_helper(measured: RuleInput, notes: NotedSteps) -> Finding | None:
+def _find_large_optimizer_helper(rule_input: RuleInput, notes: NotedSteps) -> Finding | None:
     """Return a finding for the longest range such as clipping or a scheduler that has a large share of the steps."""
-    for times in measured.ranges_of("optimizer"):
-        calls = times.calls / measured.steps
+    for times in rule_input.ranges_of("optimizer"):
+        calls = times.calls / rule_input.steps
         per_step = times.p50_ns * calls
         is_step = times.range.endswith(".step") and not times.range.startswith("LRScheduler.")
         fills = notes.zero_fills if "zero_grad" in times.range else []
         min_share = _MIN_PARAMETER_LOOP_SHARE if calls >= _MANY_OPTIMIZERS or fills else _MIN_HELPER_SHARE
-        if not is_step and per_step >= max(min_share * measured.median_step_ns, measured.min_ns):
+        if not is_step and per_step >= max(min_share * rule_input.median_step_ns, rule_input.min_ns):
             evidence = f"{times_text(calls)} a step, {short_ms(times.p50_ns)} each (median)"
             evidence += ": a loop, where one call takes all parameters" if calls >= _MANY_OPTIMIZERS else ""
             evidence += f"; it runs {calls_text(fills)}: set_to_none=True, torch's default, fills none" if fills else ""
             title, where, part = "takes a large share", times.range, "optimizer"
-            return measured.finding(title, where, part, evidence=evidence, show="--ranges", ns=per_step)
+            return rule_input.finding(title, where, part, evidence=evidence, show="--ranges", ns=per_step)
     return None
 
 
-def _backward_outside_modules(measured: RuleInput, part: str) -> Int64Array:
+def _backward_outside_modules(rule_input: RuleInput, part: str) -> Int64Array:
     """Return int64[steps], ns of backward passes while no module's backward runs: of the loss, or of communication.
 
     With other ranks, this time is waiting. Otherwise it belongs to the loss, unless kept graphs are differentiated.
     """
-    steps, with_ranks = measured.summary.steps.counted.columns, bool(measured.ranges_of("communication"))
-    is_kept = part == "loss" and measured.runs.extra_passes.sum() >= _MIN_PER_STEP * measured.steps
-    is_known = len(steps.step) == measured.steps and part in ("loss", "communication") and not is_kept
+    steps, with_ranks = rule_input.summary.steps.counted.columns, bool(rule_input.ranges_of("communication"))
+    is_kept = part == "loss" and rule_input.runs.extra_passes.sum() >= _MIN_PER_STEP * rule_input.steps
+    is_known = len(steps.step) == rule_input.steps and part in ("loss", "communication") and not is_kept
     if not is_known or with_ranks == (part == "loss"):
-        return np.zeros(measured.steps, np.int64)
-    pass_ns = measured.part_ns("backward") + measured.part_ns("recompute") if with_ranks else steps.backward_pass_ns
+        return np.zeros(rule_input.steps, np.int64)
+    pass_ns = rule_input.part_ns("backward") + rule_input.part_ns("recompute") if with_ranks else steps.backward_pass_ns
     return np.asarray(np.maximum(pass_ns - steps.backward_ns - steps.recompute_ns, 0))
 
 
@@ -299,155 +301,155 @@ def _description(optimizer: Mapping[str, Any]) -> str:
     return text + (f" and has {counted(hooks, 'hook')}" if hooks else "")
 
 
-def find_host_time(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
-    if measured.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS:
         return
-    rows, trains, holders = measured.rows, measured.trains, measured.holders
-    outer_holders = {fqn for fqns in measured.outer.values() for fqn in fqns[1:]}
-    own_ns, waits_ns = measured.own_p10_ns, _waits_in_forward(measured)
+    rows, trains, holders = rule_input.rows, rule_input.trains, rule_input.holders
+    outer_holders = {fqn for fqns in rule_input.outer.values() for fqn in fqns[1:]}
+    own_ns, waits_ns = rule_input.own_p10_ns, _waits_in_forward(rule_input)
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rows):
         max_ratio = _MAX_HOLDER_BACKWARD_RATIO if row.fqn in holders else _MAX_BACKWARD_RATIO
         if (
-            measured.calls[index] >= _MIN_PER_STEP
+            rule_input.calls[index] >= _MIN_PER_STEP
             # On a CPU, making random numbers dominates dropout: its backward is 0.05 of its forward.
             and "Drop" not in row.module_class
-            and (measured.runs.calls_with_backward[index] if trains else row.fqn in outer_holders)
-            and row.backward_self_ns < max_ratio * (measured.runs.own_forward_ns[index] - measured.stops_ns(index))
-            and not measured.is_wrapper(row)
+            and (rule_input.runs.calls_with_backward[index] if trains else row.fqn in outer_holders)
+            and row.backward_self_ns < max_ratio * (rule_input.runs.own_forward_ns[index] - rule_input.stops_ns(index))
+            and not rule_input.is_wrapper(row)
         ):
-            by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
+            by_place.setdefault((place_of(rule_input, row.fqn), row.module_class), []).append(index)
     for (place, module_class), members in by_place.items():
-        forwards_ns = measured.runs.own_forward_ns[members]
-        member_ns = np.minimum(np.maximum(own_ns[members], 0.0), forwards_ns / max(measured.steps, 1))
-        own_backward_ns = sum(rows[index].backward_self_ns for index in members) / measured.steps
+        forwards_ns = rule_input.runs.own_forward_ns[members]
+        member_ns = np.minimum(np.maximum(own_ns[members], 0.0), forwards_ns / max(rule_input.steps, 1))
+        own_backward_ns = sum(rows[index].backward_self_ns for index in members) / rule_input.steps
         own_forward_ns = per_step = float(sum(member_ns)) - waits_ns
-        ratio = own_backward_ns * measured.steps / max(int(forwards_ns.sum()), 1)
+        ratio = own_backward_ns * rule_input.steps / max(int(forwards_ns.sum()), 1)
         per_step *= 1 if ratio < _MAX_BACKWARD_RATIO else 1 - ratio
         is_sure = ratio < _MAX_NO_BACKWARD_RATIO and holders.isdisjoint(rows[index].fqn for index in members)
         trained_share = _MIN_SURE_HOST_SHARE if is_sure else _MIN_HOST_SHARE
         min_share = trained_share if trains else _MIN_UNTRAINED_HOST_SHARE
-        if per_step < max(min_share * measured.median_step_ns, measured.min_ns * measured.samples_per_step):
+        if per_step < max(min_share * rule_input.median_step_ns, rule_input.min_ns * rule_input.samples_per_step):
             continue
         first = rows[members[int(np.argmax(member_ns))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
         text = f", own backward {short_ms(own_backward_ns)}: Python or waiting"
         if not trains:
-            step_text = short_ms(measured.median_step_ns)
+            step_text = short_ms(rule_input.median_step_ns)
             text = f" of {step_text}, between inner modules: operators of its own, Python or waiting"
         evidence = f"own forward {short_ms(own_forward_ns)} a step{several}{text}"
         evidence += f"; {hooks}" if (hooks := notes.hooks_text(first.fqn)) else ""
         title = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
-        yield measured.finding(title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
+        yield rule_input.finding(title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
 
 
-def _waits_in_forward(measured: RuleInput) -> float:
+def _waits_in_forward(rule_input: RuleInput) -> float:
     """Return the ns in a step's forward that modules wait for other ranks, in the part `communication`."""
-    waits_ns = float(measured.part_ns("communication").mean())
+    waits_ns = float(rule_input.part_ns("communication").mean())
     if not waits_ns:
         return 0.0
-    a_call = [row.forward_self_ns / max(row.calls, 1) for row in measured.rows]
-    forward_ns = float((measured.part_ns("forward") + measured.part_ns("loss")).mean())
-    return min(waits_ns, max(0.0, float(np.dot(a_call, measured.calls)) - forward_ns))
+    a_call = [row.forward_self_ns / max(row.calls, 1) for row in rule_input.rows]
+    forward_ns = float((rule_input.part_ns("forward") + rule_input.part_ns("loss")).mean())
+    return min(waits_ns, max(0.0, float(np.dot(a_call, rule_input.calls)) - forward_ns))
 
 
-def find_reruns(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that run more often than they must: extra runs, recompute, loops, parametrizations."""
     seen: set[str] = set()
     # Nodes of compiled autograd are not recorded: its backward may belong to any graph.
-    is_unseen = not measured.runs.calls_with_backward.any() and measured.part_ns("backward").any()
-    for index, row in enumerate(measured.rows):
-        calls, backwards, unused, plain_ns, trained_ns = (int(values[index]) for values in measured.runs[:5])
-        per_step = plain_ns / measured.steps
-        if per_step < max(measured.min_share_ns, measured.min_ns):
+    is_unseen = not rule_input.runs.calls_with_backward.any() and rule_input.part_ns("backward").any()
+    for index, row in enumerate(rule_input.rows):
+        calls, backwards, unused, plain_ns, trained_ns = (int(values[index]) for values in rule_input.runs[:5])
+        per_step = plain_ns / rule_input.steps
+        if per_step < max(rule_input.min_share_ns, rule_input.min_ns):
             continue
-        unused = 0 if row.fqn in measured.cast_modules else unused
-        min_unused = max(_MIN_PER_STEP * max(calls, measured.steps), _MIN_UNUSED_RUNS)
+        unused = 0 if row.fqn in rule_input.cast_modules else unused
+        min_unused = max(_MIN_PER_STEP * max(calls, rule_input.steps), _MIN_UNUSED_RUNS)
         if not is_unseen and not backwards and unused >= min_unused:
-            yield _unused_graph(measured, row, calls, plain_ns)
-        if not measured.trains or not 0 < backwards < calls:
+            yield _unused_graph(rule_input, row, calls, plain_ns)
+        if not rule_input.trains or not 0 < backwards < calls:
             continue
         plain_calls = calls - backwards
         ratio = plain_ns / plain_calls * backwards / max(trained_ns, 1)
         is_same = 1 / _SAME_WORK_RATIO <= ratio <= _SAME_WORK_RATIO
-        is_same &= _MIN_PER_STEP * measured.steps <= plain_calls <= backwards
-        if seen.isdisjoint(measured.outer[row.fqn]) and (unused or is_same):
-            forwards_text, backwards_text = (times_text(count / measured.steps) for count in (calls, backwards))
+        is_same &= _MIN_PER_STEP * rule_input.steps <= plain_calls <= backwards
+        if seen.isdisjoint(rule_input.outer[row.fqn]) and (unused or is_same):
+            forwards_text, backwards_text = (times_text(count / rule_input.steps) for count in (calls, backwards))
             evidence = f"forward {forwards_text} a step, backward {backwards_text}; "
             evidence += f"forwards without a backward take {short_ms(plain_ns / plain_calls)} each"
             share_text = "all" if unused >= plain_calls else "some"
             evidence += f"; {share_text} of these build a graph in vain" if unused else ""
             evidence += f"; {same}" if (same := notes.same_inputs_text(row.fqn)) else ""
             title = "runs forward more often than backward"
-            yield measured.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
+            yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
         seen.add(row.fqn)
-    yield from _extra_passes(measured)
-    yield from _recompute(measured)
-    yield from _loops(measured)
-    yield from _parametrizations(measured)
+    yield from _extra_passes(rule_input)
+    yield from _recompute(rule_input)
+    yield from _loops(rule_input)
+    yield from _parametrizations(rule_input)
 
 
-def _extra_passes(measured: RuleInput) -> Iterator[Finding]:
+def _extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield the outermost modules whose graph is kept for one more backward pass in most steps."""
-    runs = measured.runs
+    runs = rule_input.runs
     columns = (values.tolist() for values in (runs.calls_with_backward, runs.extra_passes, runs.extra_pass_ns))
-    for row, backwards, extra, ns in zip(measured.rows, *columns, strict=True):
-        per_step = ns / measured.steps
-        if extra >= _MIN_PER_STEP * measured.steps and per_step >= max(measured.min_share_ns, measured.min_ns):
+    for row, backwards, extra, ns in zip(rule_input.rows, *columns, strict=True):
+        per_step = ns / rule_input.steps
+        if extra >= _MIN_PER_STEP * rule_input.steps and per_step >= max(rule_input.min_share_ns, rule_input.min_ns):
             evidence = (
-                f"forward {times_text(backwards / measured.steps)} a step, backward "
-                f"{times_text((backwards + extra) / measured.steps)}: its graph is kept (retain_graph, create_graph) "
+                f"forward {times_text(backwards / rule_input.steps)} a step, backward "
+                f"{times_text((backwards + extra) / rule_input.steps)}: its graph is kept (retain_graph, create_graph) "
                 f"for more, of {short_ms(ns / extra)} each; one is enough for losses that are added before, "
                 "and detach() keeps one out of what it does not train"
             )
             title = "runs backward more often than forward"
-            yield measured.finding(title, row.fqn, "backward", evidence=evidence, show="--tree", ns=per_step)
+            yield rule_input.finding(title, row.fqn, "backward", evidence=evidence, show="--tree", ns=per_step)
 
 
-def _parametrizations(measured: RuleInput) -> Iterator[Finding]:
+def _parametrizations(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield a finding if calls compute parametrized weights anew, though nothing is trained that changes them."""
     weights = [
         index
-        for index, row in enumerate(measured.rows)
+        for index, row in enumerate(rule_input.rows)
         if PARAMETRIZATIONS in row.fqn and "." not in row.fqn.rpartition(PARAMETRIZATIONS)[2]
     ]
-    per_step = float(measured.module_median_ns[weights].sum())
-    min_ns = max(_MIN_PARAMETRIZED_SHARE * measured.median_step_ns, measured.min_ns)
-    if measured.runs.calls_with_backward.any() or per_step < min_ns:
+    per_step = float(rule_input.module_median_ns[weights].sum())
+    min_ns = max(_MIN_PARAMETRIZED_SHARE * rule_input.median_step_ns, rule_input.min_ns)
+    if rule_input.runs.calls_with_backward.any() or per_step < min_ns:
         return
-    longest = measured.rows[max(weights, key=lambda index: measured.module_median_ns[index])].fqn
+    longest = rule_input.rows[max(weights, key=lambda index: rule_input.module_median_ns[index])].fqn
     evidence = f"{counted(len(weights), 'weight')}, {short_ms(per_step)} a step, though nothing is trained: "
     evidence += "parametrize.remove_parametrizations(), or parametrize.cached() around calls, computes them once"
     title, where = "computes its parametrized weights in each call", longest.rpartition(PARAMETRIZATIONS)[0]
     show = only_option(f"*{PARAMETRIZATIONS}*")
-    yield measured.finding(title, where, "forward", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=per_step)
 
 
-def _loops(measured: RuleInput) -> Iterator[Finding]:
+def _loops(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield the outermost modules that are called many times, for a short time each, in each call of their parent.
 
     A module without a parent counts by its calls in a step, if it trains: a policy's rollout waits for its next input.
     """
-    calls_by_fqn = {row.fqn: float(calls) for row, calls in zip(measured.rows, measured.calls, strict=True)}
+    calls_by_fqn = {row.fqn: float(calls) for row, calls in zip(rule_input.rows, rule_input.calls, strict=True)}
     by_place: dict[str, list[int]] = {}
-    for index, row in enumerate(measured.rows):
-        has_backward = measured.runs.calls_with_backward[index] >= _MIN_PER_STEP * measured.runs.calls[index]
-        if measured.outer[row.fqn] or has_backward:
-            by_place.setdefault(place_of(measured, row.fqn), []).append(index)
+    for index, row in enumerate(rule_input.rows):
+        has_backward = rule_input.runs.calls_with_backward[index] >= _MIN_PER_STEP * rule_input.runs.calls[index]
+        if rule_input.outer[row.fqn] or has_backward:
+            by_place.setdefault(place_of(rule_input, row.fqn), []).append(index)
     in_loops: set[str] = set()
     for place, members in sorted(by_place.items(), key=lambda item: item[0].count(".")):
-        rows, calls = [measured.rows[index] for index in members], float(measured.calls[members].sum())
-        per_step, outer = float(measured.module_median_ns[members].sum()), measured.outer[rows[0].fqn]
-        parents = {fqn for row in rows for fqn in measured.outer[row.fqn][:1]}
+        rows, calls = [rule_input.rows[index] for index in members], float(rule_input.calls[members].sum())
+        per_step, outer = float(rule_input.module_median_ns[members].sum()), rule_input.outer[rows[0].fqn]
+        parents = {fqn for row in rows for fqn in rule_input.outer[row.fqn][:1]}
         times = calls / max(sum(calls_by_fqn[fqn] for fqn in parents), 1e-9) if parents else calls
         call_ns = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
         # As for parts: a busy machine makes a mean several times as long.
-        call_ns *= min(1.0, float(measured.p10_ns[members].sum()) / max(per_step, 1.0))
+        call_ns *= min(1.0, float(rule_input.p10_ns[members].sum()) / max(per_step, 1.0))
         # A list of many layers that follow each other is not a loop: each is called once.
         is_list = times < _MIN_MODULE_CALLS * len(rows) / max(len(parents), 1)
         is_long = call_ns > _MAX_LOOP_CALL_NS
-        if times < _MIN_LOOP_CALLS or is_list or is_long or per_step < _MIN_CALL_LOOP_SHARE * measured.median_step_ns:
+        if times < _MIN_LOOP_CALLS or is_list or is_long or per_step < _MIN_CALL_LOOP_SHARE * rule_input.median_step_ns:
             continue
         if in_loops.isdisjoint(outer):
             evidence = f"a call of {outer[0]} calls it" if outer else "a step calls it"
@@ -455,40 +457,46 @@ def _loops(measured: RuleInput) -> Iterator[Finding]:
             evidence += f" ({len(rows)} modules {place})" if len(rows) > 1 else ""
             evidence += ": a loop in Python, of which fewer and larger calls take less"
             first, title = max(rows, key=lambda row: row.in_steps_ns), "is called in a loop, for a short time each"
-            yield measured.finding(title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
+            yield rule_input.finding(
+                title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step
+            )
         in_loops.update(row.fqn for row in rows)
 
 
-def _unused_graph(measured: RuleInput, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
-    evidence = f"forward {times_text(calls / measured.steps)} a step, {short_ms(forward_ns / calls)} each, and never a "
+def _unused_graph(rule_input: RuleInput, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
+    evidence = (
+        f"forward {times_text(calls / rule_input.steps)} a step, {short_ms(forward_ns / calls)} each, and never a "
+    )
     evidence += "backward: under torch.no_grad() it takes less time and memory"
-    outer = measured.outer[row.fqn]
+    outer = rule_input.outer[row.fqn]
     evidence += f"; no loss needs what it computes in {outer[0]}" if outer else ""
     title = "builds a graph that no backward pass uses"
-    return measured.finding(title, row.fqn, "forward", evidence=evidence, show=only_option(row.fqn))
+    return rule_input.finding(title, row.fqn, "forward", evidence=evidence, show=only_option(row.fqn))
 
 
-def _recompute(measured: RuleInput) -> Iterator[Finding]:
-    total_ns = int(measured.part_ns("recompute").sum())
-    per_step = total_ns / max(measured.steps, 1)
-    if not total_ns or per_step < measured.min_share_ns:
+def _recompute(rule_input: RuleInput) -> Iterator[Finding]:
+    total_ns = int(rule_input.part_ns("recompute").sum())
+    per_step = total_ns / max(rule_input.steps, 1)
+    if not total_ns or per_step < rule_input.min_share_ns:
         return
-    overview = measured.summary.overview
+    overview = rule_input.summary.overview
     recomputed_classes = overview.recomputed if overview is not None else {}
-    recomputed = {row.fqn: row for row in measured.rows if row.recompute_ns and row.module_class in recomputed_classes}
-    outermost = [row for fqn, row in recomputed.items() if recomputed.keys().isdisjoint(measured.outer.get(fqn, ()))]
+    recomputed = {
+        row.fqn: row for row in rule_input.rows if row.recompute_ns and row.module_class in recomputed_classes
+    }
+    outermost = [row for fqn, row in recomputed.items() if recomputed.keys().isdisjoint(rule_input.outer.get(fqn, ()))]
     fqns_by_place: dict[str, list[str]] = {}
     for row in outermost:
-        fqns_by_place.setdefault(place_of(measured, row.fqn), []).append(row.fqn)
+        fqns_by_place.setdefault(place_of(rule_input, row.fqn), []).append(row.fqn)
     names = [place if fqns[1:] else fqns[0] for place, fqns in fqns_by_place.items()]
     evidence = f"checkpointing runs {', '.join(names[:3])} again: {short_ms(per_step)} a step"
-    rows = measured.summary.memory.rows if measured.summary.memory is not None else ()
+    rows = rule_input.summary.memory.rows if rule_input.summary.memory is not None else ()
     saved_bytes = sum(
         max(0, (row.retained_recompute_bytes or 0) - (row.retained_bytes or 0))
         for row in rows
-        if row.fqn in recomputed and recomputed.keys().isdisjoint(measured.outer.get(row.fqn, ()))
+        if row.fqn in recomputed and recomputed.keys().isdisjoint(rule_input.outer.get(row.fqn, ()))
     )
     evidence += f", and saves about {format_bytes(saved_bytes)}" if saved_bytes else ""
     where = outermost[0].fqn if outermost else None
     title, show = "runs again in backward (recompute)", "--sort recompute"
-    yield measured.finding(title, where, "recompute", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, where, "recompute", evidence=evidence, show=show, ns=per_step)

@@ -53,64 +53,64 @@ class _Outlier(NamedTuple):
     siblings: _Siblings
 
 
-def find_outliers(measured: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def find_outliers(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that are slower than their siblings in most steps, then those with more FLOPs or memory."""
-    rows, groups = measured.rows, list(_sibling_groups(measured, notes))
+    rows, groups = rule_input.rows, list(_sibling_groups(rule_input, notes))
     reported: set[int] = set()
-    if measured.steps >= MIN_STEPS:
-        min_ns, median_ns = measured.min_share_ns, measured.module_median_ns
-        for outlier in _innermost(measured, _outliers(measured.p10_ns, groups, min_ns)):
+    if rule_input.steps >= MIN_STEPS:
+        min_ns, median_ns = rule_input.min_share_ns, rule_input.module_median_ns
+        for outlier in _innermost(rule_input, _outliers(rule_input.p10_ns, groups, min_ns)):
             is_slower = median_ns[outlier.row] > _MIN_MEDIAN_RATIO * median_ns[outlier.siblings.rows].max()
             is_cold = outlier.row < outlier.siblings.rows.min() and outlier.excess <= min_ns + _COLD_NS
-            if is_slower and not is_cold and not _is_larger(measured, outlier):
+            if is_slower and not is_cold and not _is_larger(rule_input, outlier):
                 reported.add(outlier.row)
-                yield _time_finding(measured, outlier, notes, median_ns)
-        yield from _own_outliers(measured, [group for group in groups if group.is_place], reported, notes)
+                yield _time_finding(rule_input, outlier, notes, median_ns)
+        yield from _own_outliers(rule_input, [group for group in groups if group.is_place], reported, notes)
     flops = np.array([_flops_of_call(row) for row in rows])
     retained_bytes = np.array([row.retained_bytes or 0 for row in rows])
-    peak_bytes = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
-    for outlier in _innermost(measured, _outliers(flops, groups, MIN_SHARE * flops.max(initial=0.0))):
+    peak_bytes = rule_input.summary.memory.peak_bytes if rule_input.summary.memory is not None else 0
+    for outlier in _innermost(rule_input, _outliers(flops, groups, MIN_SHARE * flops.max(initial=0.0))):
         if outlier.row not in reported:
             reported.add(outlier.row)
             times = flops[outlier.row] / max(float(np.median(flops[outlier.siblings.rows])), 1.0)
             text = f"{times:.3g} times as many a call"
-            yield _other_finding(measured, outlier, "has more FLOPs than its siblings", text)
-    for outlier in _innermost(measured, _outliers(retained_bytes, groups, max(MIN_SHARE * peak_bytes, _MIN_BYTES))):
+            yield _other_finding(rule_input, outlier, "has more FLOPs than its siblings", text)
+    for outlier in _innermost(rule_input, _outliers(retained_bytes, groups, max(MIN_SHARE * peak_bytes, _MIN_BYTES))):
         if outlier.row not in reported:
             usual = format_bytes(int(np.median(retained_bytes[outlier.siblings.rows])))
             text = f"a forward call keeps {format_bytes(int(retained_bytes[outlier.row]))}, its siblings {usual}"
-            yield _other_finding(measured, outlier, "keeps more memory than its siblings", text, "--memory")
+            yield _other_finding(rule_input, outlier, "keeps more memory than its siblings", text, "--memory")
 
 
 def _own_outliers(
-    measured: RuleInput, groups: Sequence[_Siblings], reported: set[int], notes: NotedSteps
+    rule_input: RuleInput, groups: Sequence[_Siblings], reported: set[int], notes: NotedSteps
 ) -> Iterator[Finding]:
     """Yield modules with inner ones whose own time far exceeds their siblings', if no module near them is reported."""
-    is_holder = np.array([row.fqn in measured.holders for row in measured.rows], np.bool_)
-    own_ns, own_p10_ns = np.where(is_holder, measured.own_median_ns, 0.0), measured.own_p10_ns
-    fqns = {measured.rows[row].fqn for row in reported}
-    outer_fqns = {outer for fqn in fqns for outer in measured.outer[fqn]}
-    min_ns = max(measured.min_share_ns, measured.min_ns)
+    is_holder = np.array([row.fqn in rule_input.holders for row in rule_input.rows], np.bool_)
+    own_ns, own_p10_ns = np.where(is_holder, rule_input.own_median_ns, 0.0), rule_input.own_p10_ns
+    fqns = {rule_input.rows[row].fqn for row in reported}
+    outer_fqns = {outer for fqn in fqns for outer in rule_input.outer[fqn]}
+    min_ns = max(rule_input.min_share_ns, rule_input.min_ns)
     for outlier in _outliers(own_ns, groups, min_ns, _MIN_RATIO_OF_UNLIKE).values():
-        fqn = measured.rows[outlier.row].fqn
+        fqn = rule_input.rows[outlier.row].fqn
         # In the 10th percentile too: a busy machine stops one of them in most steps.
         is_longer = own_p10_ns[outlier.row] > _MIN_RATIO_OF_UNLIKE * own_p10_ns[outlier.siblings.rows].max()
-        if is_longer and fqn not in fqns | outer_fqns and fqns.isdisjoint(measured.outer[fqn]):
+        if is_longer and fqn not in fqns | outer_fqns and fqns.isdisjoint(rule_input.outer[fqn]):
             reported.add(outlier.row)
-            yield _time_finding(measured, outlier, notes, own_ns)
+            yield _time_finding(rule_input, outlier, notes, own_ns)
 
 
-def place_of(measured: RuleInput, fqn: str) -> str:
+def place_of(rule_input: RuleInput, fqn: str) -> str:
     """Return the name with `*` for its indices in lists, see `place_in_lists`."""
-    return place_in_lists(fqn, measured.outer)
+    return place_in_lists(fqn, rule_input.outer)
 
 
-def _sibling_groups(measured: RuleInput, notes: NotedSteps) -> Iterator[_Siblings]:
+def _sibling_groups(rule_input: RuleInput, notes: NotedSteps) -> Iterator[_Siblings]:
     by_key: dict[tuple[str, str], list[int]] = {}
-    for index, row in enumerate(measured.rows):
-        if not row.fqn or not measured.runs.calls[index]:
+    for index, row in enumerate(rule_input.rows):
+        if not row.fqn or not rule_input.runs.calls[index]:
             continue
-        place, parent = place_of(measured, row.fqn), row.fqn.rpartition(".")[0]
+        place, parent = place_of(rule_input, row.fqn), row.fqn.rpartition(".")[0]
         if "*" in place and notes.has_siblings(place):
             by_key.setdefault((place, ""), []).append(index)
         by_key.setdefault((f"{parent}.*", row.module_class), []).append(index)
@@ -142,12 +142,12 @@ def _outliers(
     return outliers
 
 
-def _innermost(measured: RuleInput, outliers: dict[int, _Outlier]) -> list[_Outlier]:
+def _innermost(rule_input: RuleInput, outliers: dict[int, _Outlier]) -> list[_Outlier]:
     """Leave out outliers that one inner outlier explains, and outliers inside one that several explain."""
-    row_by_fqn = {measured.rows[row].fqn: row for row in outliers}
+    row_by_fqn = {rule_input.rows[row].fqn: row for row in outliers}
     omitted: set[int] = set()
     for fqn, row in sorted(row_by_fqn.items(), key=lambda item: -item[0].count(".")):
-        outer_rows = [row_by_fqn[outer] for outer in measured.outer[fqn] if outer in row_by_fqn]
+        outer_rows = [row_by_fqn[outer] for outer in rule_input.outer[fqn] if outer in row_by_fqn]
         if row in omitted:
             continue
         excess = outliers[row].excess
@@ -159,20 +159,20 @@ def _innermost(measured: RuleInput, outliers: dict[int, _Outlier]) -> list[_Outl
     return [outlier for row, outlier in outliers.items() if row not in omitted]
 
 
-def _is_larger(measured: RuleInput, outlier: _Outlier) -> bool:
+def _is_larger(rule_input: RuleInput, outlier: _Outlier) -> bool:
     """Return whether a module in no list has more to compute: then its backward is longer as well."""
-    row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
+    row, siblings = rule_input.rows[outlier.row], [rule_input.rows[index] for index in outlier.siblings.rows.tolist()]
     usual_ns = float(np.median([sibling.backward_ns / max(sibling.calls, 1) for sibling in siblings]))
     return not outlier.siblings.is_place and row.backward_ns / max(row.calls, 1) > _MIN_RATIO * usual_ns > 0
 
 
-def _time_finding(measured: RuleInput, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
+def _time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
     """Return a finding for a slower module; `ns`: median times of all modules in a step, or their own times."""
-    row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
+    row, siblings = rule_input.rows[outlier.row], [rule_input.rows[index] for index in outlier.siblings.rows.tolist()]
     time_text = f"{ms_range([ns[outlier.row]])} a step, its siblings {ms_range(ns[outlier.siblings.rows])}"
-    is_total = ns is measured.module_median_ns
+    is_total = ns is rule_input.module_median_ns
     clauses = [time_text + (" (medians)" if is_total else " themselves, beside inner modules (medians)")]
-    calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings.rows]))
+    calls, usual_calls = rule_input.calls[outlier.row], float(np.median(rule_input.calls[outlier.siblings.rows]))
     has_more_calls = usual_calls and calls >= _MIN_CALLS_RATIO * usual_calls
     classes = _classes(siblings)
     title = "is slower than its siblings"
@@ -185,10 +185,10 @@ def _time_finding(measured: RuleInput, outlier: _Outlier, notes: NotedSteps, ns:
         clauses.append(f"called {times_text(calls)} a step, they {times_text(usual_calls)}")
         clauses.append(notes.same_inputs_text(row.fqn))
     else:
-        is_own = _is_own(measured, row, siblings, part)
+        is_own = _is_own(rule_input, row, siblings, part)
         clauses.append(f"mostly its own {part}, outside of inner modules" if is_own else f"mostly {part}")
         if is_own and part == "forward":
-            clauses.append(notes.python_text(row.fqn, measured.own_ns(outlier.row)[0]))
+            clauses.append(notes.python_text(row.fqn, rule_input.own_ns(outlier.row)[0]))
         if row.module_class in classes and not is_own and not notes.size_text(row.fqn) and _is_slower(row, siblings):
             clauses.append("forward and backward alike, as with larger inputs")
     clauses.extend([notes.size_text(row.fqn), notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))])
@@ -201,7 +201,7 @@ def _time_finding(measured: RuleInput, outlier: _Outlier, notes: NotedSteps, ns:
     if retained_bytes > _MIN_RATIO * max(*sibling_bytes, _MIN_BYTES):
         clauses.append(f"keeps {format_bytes(retained_bytes)}, they {format_bytes(int(np.median(sibling_bytes)))}")
     evidence, show = ", ".join(filter(None, clauses)), only_option(outlier.siblings.pattern)
-    return measured.finding(title, row.fqn, part, evidence=evidence, show=show, ns=outlier.excess)
+    return rule_input.finding(title, row.fqn, part, evidence=evidence, show=show, ns=outlier.excess)
 
 
 def _is_slower(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> bool:
@@ -214,14 +214,14 @@ def _is_slower(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> bool:
 
 
 def _other_finding(
-    measured: RuleInput, outlier: _Outlier, title: str, evidence: str, option: str = "--flops"
+    rule_input: RuleInput, outlier: _Outlier, title: str, evidence: str, option: str = "--flops"
 ) -> Finding:
-    row = measured.rows[outlier.row]
-    classes = _classes(measured.rows[index] for index in outlier.siblings.rows.tolist())
+    row = rule_input.rows[outlier.row]
+    classes = _classes(rule_input.rows[index] for index in outlier.siblings.rows.tolist())
     if row.module_class not in classes:
         evidence += f"; it is {row.module_class}, they {shortened(classes, 2)}"
     show = f"{only_option(outlier.siblings.pattern)} {option}"
-    return measured.finding(title, row.fqn, evidence=evidence, show=show)
+    return rule_input.finding(title, row.fqn, evidence=evidence, show=show)
 
 
 def _flops_of_call(row: ModuleTimes) -> float:
@@ -239,11 +239,11 @@ def _part_of(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> str:
     return phases[int(np.argmax([_excess_of_call(row, siblings, f"{phase}_ns") for phase in phases]))]
 
 
-def _is_own(measured: RuleInput, row: ModuleTimes, siblings: Sequence[ModuleTimes], part: str) -> bool:
+def _is_own(rule_input: RuleInput, row: ModuleTimes, siblings: Sequence[ModuleTimes], part: str) -> bool:
     """Return whether a module has inner ones, and most of its excess in a phase is outside these."""
     excess_ns = _excess_of_call(row, siblings, f"{part}_ns")
     is_own = _excess_of_call(row, siblings, f"{part}_self_ns") >= _MIN_INNER_SHARE * excess_ns
-    return is_own and any(outer[:1] == [row.fqn] for outer in measured.outer.values())
+    return is_own and any(outer[:1] == [row.fqn] for outer in rule_input.outer.values())
 
 
 def _excess_of_call(row: ModuleTimes, siblings: Sequence[ModuleTimes], field: str) -> float:
@@ -255,19 +255,19 @@ _MIN_SAME_SHARE = 0.05
 """Minimum share of the median step for such calls, as for loops outside modules: the cause is known."""
 
 
-def find_repeated(measured: RuleInput, notes: NotedSteps, reported: Container[str | None]) -> Iterator[Finding]:
+def find_repeated(rule_input: RuleInput, notes: NotedSteps, reported: Container[str | None]) -> Iterator[Finding]:
     """Yield the outermost modules that are called again with the same inputs, except `reported` ones."""
     seen: set[str] = set()
-    for index, row in sorted(enumerate(measured.rows), key=lambda item: item[1].fqn.count(".")):
-        repeats, outer = notes.same_inputs.get(row.fqn, 0.0), measured.outer[row.fqn]
+    for index, row in sorted(enumerate(rule_input.rows), key=lambda item: item[1].fqn.count(".")):
+        repeats, outer = notes.same_inputs.get(row.fqn, 0.0), rule_input.outer[row.fqn]
         if repeats < MIN_SAME_INPUTS or not seen.isdisjoint(outer):
             continue
         seen.add(row.fqn)
-        calls = float(measured.calls[index])
-        per_step = float(measured.module_median_ns[index]) * min(repeats / max(calls, 1e-9), 1.0)
-        if row.fqn not in reported and per_step >= max(_MIN_SAME_SHARE * measured.median_step_ns, measured.min_ns):
+        calls = float(rule_input.calls[index])
+        per_step = float(rule_input.module_median_ns[index]) * min(repeats / max(calls, 1e-9), 1.0)
+        if row.fqn not in reported and per_step >= max(_MIN_SAME_SHARE * rule_input.median_step_ns, rule_input.min_ns):
             evidence = f"called {times_text(calls)} a step, {times_text(repeats)} of these with the tensors of an "
             evidence += f"earlier call, which gives the same result unless it is random: {short_ms(per_step)} a step"
             evidence += f", inside {outer[0]}" if outer else ""
             title, show = "is called again with the same inputs", only_option(row.fqn)
-            yield measured.finding(title, row.fqn, "forward", evidence=evidence, show=show, ns=per_step)
+            yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show=show, ns=per_step)
