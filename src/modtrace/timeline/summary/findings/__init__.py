@@ -95,9 +95,9 @@ def lines_of_parts(rule_input: RuleInput) -> dict[str, str]:
         texts["forward"] = calls
     step_ns = float(np.median(rule_input.duration_ns + rule_input.gap_ns.sum(axis=1)))
     for part in ("loss", OTHER):
-        per_step = float(np.median(rule_input.part_ns(part, gaps=True)))
-        if 0 < _MIN_LINES_SHARE * step_ns <= per_step and (lines := notes.lines_text(part, per_step)):
-            operators = notes.outside_text(per_step, tensors_of(rule_input.optimizers)) if part == OTHER else ""
+        ns_per_step = float(np.median(rule_input.part_ns(part, gaps=True)))
+        if 0 < _MIN_LINES_SHARE * step_ns <= ns_per_step and (lines := notes.lines_text(part, ns_per_step)):
+            operators = notes.outside_text(ns_per_step, tensors_of(rule_input.optimizers)) if part == OTHER else ""
             texts[part] = f"{part}: {lines}{operators}"
     return texts
 

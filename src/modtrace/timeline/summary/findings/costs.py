@@ -78,12 +78,12 @@ def _dry_streams(rule_input: RuleInput) -> Iterator[Finding]:
     latency = np.repeat([row.latency_p50_ns for row in device.rows], [row.calls for row in device.rows])
     if idle_ns < _MIN_DRY_SHARE * device.length_ns or not len(latency) or np.median(latency) > _DRY_LATENCY_NS:
         return
-    per_step = idle_ns / max(rule_input.steps, 1)
+    ns_per_step = idle_ns / max(rule_input.steps, 1)
     evidence = (
         f"streams are in modules {1 - idle_ns / device.length_ns:.0%} of the time, and reach a call "
         f"{np.median(latency) / 1e3:.0f} µs after the host (median): they have nothing queued"
     )
-    yield rule_input.finding("the device waits for the host", evidence=evidence, show="--by step", ns=per_step)
+    yield rule_input.finding("the device waits for the host", evidence=evidence, show="--by step", ns=ns_per_step)
 
 
 def low_mfu(flops: FlopSummary | None) -> list[Finding]:

@@ -242,10 +242,10 @@ def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             if not chosen_members:
                 continue
             work = _sum(rule_input, chosen_members, notes)
-            per_step = kind.ns(work)
+            ns_per_step = kind.ns(work)
             min_share = kind.min_share if rule_input.trains else kind.min_share_without_training
             min_ns = max(min_share * step_ns, _MEAN_FACTOR * min_share * mean_step_ns)
-            if per_step < max(min_ns, rule_input.min_ns * rule_input.samples_per_step):
+            if ns_per_step < max(min_ns, rule_input.min_ns * rule_input.samples_per_step):
                 continue
             if kind.title == DOUBLES and (is_usual or work.fqns[0] in notes.doubles):
                 continue  # another rule reports modules with parameters of float64
@@ -262,7 +262,7 @@ def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             evidence += f" of {short_ms(call_ns)}: {kind.advice}" if call_ns else f": {kind.advice}"
             evidence += f"; {hooks}" if (hooks := notes.hooks_text(work.fqns[0])) else ""
             title, show = kind.title, only_option(place)
-            yield rule_input.finding(title, work.fqns[0], kind.part, evidence=evidence, show=show, ns=per_step)
+            yield rule_input.finding(title, work.fqns[0], kind.part, evidence=evidence, show=show, ns=ns_per_step)
             break
 
 

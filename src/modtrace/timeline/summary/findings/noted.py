@@ -355,7 +355,7 @@ def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     if not rule_input.trains:
         yield from _training_mode(rule_input, notes)
         return
-    show, per_step = "--by step", notes.hooks_ns
+    show, ns_per_step = "--by step", notes.hooks_ns
     if "torch.profiler" in notes.always_on:
         evidence = "a profiler that records each step makes all of them slower; give it a schedule"
         yield rule_input.finding("torch.profiler is on in each step", evidence=evidence, show=show)
@@ -364,13 +364,13 @@ def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
         evidence = (
             "torch.autograd.set_detect_anomaly: each operator keeps a stack, and each gradient is searched for NaN"
         )
-        yield rule_input.finding(title, None, "backward", evidence=evidence, show=show, ns=per_step)
-    elif notes.gradient_hooks and per_step >= _MIN_HOOKS_SHARE * rule_input.median_step_ns:
-        evidence = f"{counted(notes.gradient_hooks, 'hook')} of parameters' gradients: {short_ms(per_step)} a step"
+        yield rule_input.finding(title, None, "backward", evidence=evidence, show=show, ns=ns_per_step)
+    elif notes.gradient_hooks and ns_per_step >= _MIN_HOOKS_SHARE * rule_input.median_step_ns:
+        evidence = f"{counted(notes.gradient_hooks, 'hook')} of parameters' gradients: {short_ms(ns_per_step)} a step"
         frequent = [operator for operator in notes.in_hooks if operator.calls >= _MANY_CALLS]
         evidence += f", which run {calls_text(frequent)}" if frequent else ""
         title = "hooks of gradients take a large share"
-        yield rule_input.finding(title, None, "backward", evidence=evidence, show=show, ns=per_step)
+        yield rule_input.finding(title, None, "backward", evidence=evidence, show=show, ns=ns_per_step)
     new_optimizers = rule_input.optimizer_count - rule_input.first_tensor_count
     if new_optimizers > _MIN_NEW_SHARE * rule_input.run_steps:
         evidence = f"{new_optimizers:,} times or more in {counted(rule_input.run_steps, 'step')}, for the same "
@@ -407,13 +407,13 @@ def _training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
     ]
     if not active or rule_input.runs.calls_with_backward.any():
         return
-    first, per_step = rule_input.rows[active[0]], float(rule_input.module_median_ns[active].sum())
+    first, ns_per_step = rule_input.rows[active[0]], float(rule_input.module_median_ns[active].sum())
     where = (rule_input.outer[first.fqn] or [first.fqn])[-1]
     effect = "normalize by each batch" if "Norm" in first.module_class else "drop values"
     evidence = f"{counted(len(active), 'module')}, such as {first.fqn}, {effect} though nothing is trained: "
     evidence += "model.eval() was not called"
     title, show = "runs in training mode", only_option(first.fqn)
-    yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=ns_per_step)
 
 
 def _forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
@@ -426,28 +426,28 @@ def _forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
             expected_ns = backward_ns * (_FORWARD_PER_BACKWARD if inner else 1.0)
             calling_ns = notes.module_call_ns * (float(rule_input.calls[index]) + inner)
             hooks_ns[row.fqn] = max(0.0, forward_ns - expected_ns - calling_ns)
-    per_step = sum(hooks_ns.values())
-    if not hooks_ns or per_step < _MIN_HOOKS_SHARE * rule_input.median_step_ns:
+    ns_per_step = sum(hooks_ns.values())
+    if not hooks_ns or ns_per_step < _MIN_HOOKS_SHARE * rule_input.median_step_ns:
         return
     longest = max(hooks_ns, key=lambda fqn: hooks_ns[fqn])
     evidence = f"{counted(len(hooks_ns), 'module')} with forward hooks {'take' if len(hooks_ns) > 1 else 'takes'} "
-    evidence += f"{short_ms(per_step)} a step beside what their backward lets expect, most in {longest}"
+    evidence += f"{short_ms(ns_per_step)} a step beside what their backward lets expect, most in {longest}"
     title, show = "has a forward hook that takes long", only_option(longest)
-    yield rule_input.finding(title, longest, "forward", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, longest, "forward", evidence=evidence, show=show, ns=ns_per_step)
 
 
 def _untrained(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if parameters get gradients that no optimizer uses."""
     own_ns = {row.fqn: rule_input.own_ns(index)[1] for index, row in enumerate(rule_input.rows)}
     untrained_ns = {fqn: own_ns[fqn] for fqn in notes.untrained if fqn in own_ns}
-    per_step = _PARAMETER_GRADIENT_SHARE * sum(untrained_ns.values())
-    if not untrained_ns or per_step < _MIN_UNTRAINED_SHARE * rule_input.median_step_ns:
+    ns_per_step = _PARAMETER_GRADIENT_SHARE * sum(untrained_ns.values())
+    if not untrained_ns or ns_per_step < _MIN_UNTRAINED_SHARE * rule_input.median_step_ns:
         return
     longest = max(untrained_ns, key=lambda fqn: untrained_ns[fqn])
     evidence = f"own backward of {counted(len(untrained_ns), 'module')} with parameters that no optimizer has: "
     evidence += f"{short_ms(sum(untrained_ns.values()))} a step, of which requires_grad_(False) saves half or more"
     title, show = "gets gradients that no optimizer uses", "--sort backward"
-    yield rule_input.finding(title, longest, "backward", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, longest, "backward", evidence=evidence, show=show, ns=ns_per_step)
 
 
 def _doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
@@ -463,8 +463,8 @@ def _doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             evidence = "all parameters are of float64, in which modules take "
             evidence += f"{short_ms(all_ns)} a step: float32 takes half or less, if its 7 digits are enough"
             longest = outermost[int(np.argmax([row.in_steps_ns for row in outermost]))].fqn
-            title, per_step = "computes in float64", _FLOAT32_SAVING * all_ns
-            yield rule_input.finding(title, longest, evidence=evidence, show="--tree", ns=per_step)
+            title, ns_per_step = "computes in float64", _FLOAT32_SAVING * all_ns
+            yield rule_input.finding(title, longest, evidence=evidence, show="--tree", ns=ns_per_step)
     tables = notes.tables if notes.casts >= 1 else ()
     for fqns, noun, reason in (notes.doubles, "parameters", ""), (tables, "tables", ", and gradients are cast"):
         members = [index_of[fqn] for fqn in fqns if fqn in index_of]
@@ -472,9 +472,9 @@ def _doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             continue
         is_whole = fqns is notes.doubles
         times = [float(rule_input.module_median_ns[i]) if is_whole else sum(rule_input.own_ns(i)) for i in members]
-        if (per_step := sum(times)) < _MIN_DOUBLES_SHARE * rule_input.median_step_ns:
+        if (ns_per_step := sum(times)) < _MIN_DOUBLES_SHARE * rule_input.median_step_ns:
             continue
         where = rule_input.rows[members[int(np.argmax(times))]].fqn
-        evidence = f"{noun} of float64 in {counted(len(members), 'module')}, which take {short_ms(per_step)} a step"
+        evidence = f"{noun} of float64 in {counted(len(members), 'module')}, which take {short_ms(ns_per_step)} a step"
         show = only_option(where)
-        yield rule_input.finding(DOUBLES, where, evidence=evidence + reason, show=show, ns=per_step)
+        yield rule_input.finding(DOUBLES, where, evidence=evidence + reason, show=show, ns=ns_per_step)

@@ -79,9 +79,9 @@ def find_growing_steps(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fin
     if np.searchsorted(np.sort(ns[first]), ns[last]).mean() < _MIN_LONGER_PAIRS_SHARE * len(first):
         return
     first_ns, last_ns = float(np.median(ns[first])), float(np.median(ns[last]))
-    per_step = sum(float(np.maximum(ns[run] - first_ns, 0).sum()) for run in runs) / rule_input.steps
+    ns_per_step = sum(float(np.maximum(ns[run] - first_ns, 0).sum()) for run in runs) / rule_input.steps
     delays = dict(rule_input.step_notes.get("delays", ()))
-    if sum(delays.values()) >= _CPU_WAIT_SHARE * per_step * rule_input.steps:
+    if sum(delays.values()) >= _CPU_WAIT_SHARE * ns_per_step * rule_input.steps:
         return
     growth_ns = rule_input.part_times_ns[last].mean(axis=0) - rule_input.part_times_ns[first].mean(axis=0)
     total_ns = float(growth_ns.sum())
@@ -97,13 +97,13 @@ def find_growing_steps(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fin
         if is_inner and not rule_input.trains:
             evidence += ": inputs grow, as in generation without a KV cache"
     elif part == OTHER:
-        evidence += f", outside of modules and ranges{notes.longest_gap_text(part, per_step)}"
-        evidence += notes.outside_text(per_step, 0)
+        evidence += f", outside of modules and ranges{notes.longest_gap_text(part, ns_per_step)}"
+        evidence += notes.outside_text(ns_per_step, 0)
     if part is not None and where is None:
         ranges = rule_input.ranges_of(part)
         where = ranges[0].range if ranges else None
     title = "takes longer from step to step"
-    yield rule_input.finding(title, where, part, evidence=evidence, show="--by step", ns=per_step)
+    yield rule_input.finding(title, where, part, evidence=evidence, show="--by step", ns=ns_per_step)
 
 
 def find_larger_inputs(rule_input: RuleInput) -> Iterator[Finding]:
@@ -124,11 +124,11 @@ def find_larger_inputs(rule_input: RuleInput) -> Iterator[Finding]:
         if min(large_p10 / max(small_p10, 1), large_median / max(small_median, 1)) >= _MIN_LARGER_INPUTS_RATIO:
             evidence = f"it gets {shapes[-1]} from step {first_large} on, {shapes[0]} until step {last_small}: a step "
             evidence += f"takes {short_ms(large_median)}, {short_ms(small_median)} before"
-            per_step, title = (
+            ns_per_step, title = (
                 (large_median - small_median) * len(large_ns) / rule_input.steps,
                 "gets larger inputs after some steps",
             )
-            yield rule_input.finding(title, fqn, evidence=evidence, show="--by step", ns=per_step)
+            yield rule_input.finding(title, fqn, evidence=evidence, show="--by step", ns=ns_per_step)
 
 
 def _grown_place(rule_input: RuleInput, added_ns: AnyArray, total_ns: float) -> tuple[str, str | None, float]:
@@ -209,11 +209,11 @@ def find_occasions(rule_input: RuleInput) -> Iterator[Finding]:
         if part == "gc":  # a compilation's garbage is its own cost
             is_long &= ~compiles
         count, excess_ns = int(np.count_nonzero(is_long)), part_ns[is_long] - median_ns
-        per_step = float(excess_ns.sum()) / rule_input.steps
+        ns_per_step = float(excess_ns.sum()) / rule_input.steps
         min_ns = (MIN_EVALUATION_SHARE if part == "evaluation" else MIN_SHARE) * rule_input.median_step_ns
-        if not 0 < count <= rule_input.steps / 2 or per_step < min_ns:
+        if not 0 < count <= rule_input.steps / 2 or ns_per_step < min_ns:
             continue
-        if rule_input.share(per_step, gaps=True) < MIN_SHARE or (part == "evaluation" and _is_rollout(rule_input)):
+        if rule_input.share(ns_per_step, gaps=True) < MIN_SHARE or (part == "evaluation" and _is_rollout(rule_input)):
             continue
         # Collections are in each step, but short ones.
         is_in_all = part != "gc" and median_ns > _MIN_EXCESS_SHARE * rule_input.median_step_ns
@@ -228,7 +228,7 @@ def find_occasions(rule_input: RuleInput) -> Iterator[Finding]:
         evidence += (
             f" (median, {short_ms(longest_ns)} the longest)" if longest_ns > _MIN_OCCASION_RATIO * long_ns else ""
         )
-        evidence += f", {short_ms(per_step)} a step on average"
+        evidence += f", {short_ms(ns_per_step)} a step on average"
         where = ranges[0].range if ranges and part != "gc" else None
         evidence += rule_input.graph_of_evaluations if part == "evaluation" else ""
         title = f"{part} comes now and then"
@@ -244,7 +244,7 @@ def find_occasions(rule_input: RuleInput) -> Iterator[Finding]:
         elif part == where:
             title = "comes now and then"
         show = "--by step" if where is None else "--ranges"
-        yield rule_input.finding(title, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
+        yield rule_input.finding(title, where, part, evidence=evidence, show=show, ns=ns_per_step, gaps=True)
 
 
 def _is_rollout(rule_input: RuleInput) -> bool:
@@ -296,13 +296,13 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
         if not slow_steps:
             continue
         other_ns = max((ns for cause, ns in longest_ns.items() if cause != (part, where)), default=0)
-        per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(rule_input.steps, 1)
+        ns_per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(rule_input.steps, 1)
         is_layer = bool(delays) and "*" in place_of(rule_input, where)
         min_ns = (_MIN_SLOW_LAYER_EXCESS if is_layer else _MIN_SLOW_EXCESS) * rule_input.median_step_ns
         if is_busy:  # steps that are slow for various causes are those in which the machine did other work
             min_ns = max(min_ns, _MIN_OUTLAST_RATIO * other_ns)
         is_noise = not period and longest_ns[part, where] < max(min_ns, _MIN_STALL_NS)
-        if is_noise or per_step < _MIN_SLOW_SHARE * rule_input.median_step_ns:
+        if is_noise or ns_per_step < _MIN_SLOW_SHARE * rule_input.median_step_ns:
             continue
         title = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
         title = f"{title} ({part})" if where else f"{part} {title}"
@@ -314,11 +314,11 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
         if part == "data loading":
             evidence += _workers_text(rule_input)
         evidence += _inputs_text(rule_input, slowest, part)
-        evidence += notes.longest_gap_text(part, per_step * rule_input.steps / len(slow_steps))
+        evidence += notes.longest_gap_text(part, ns_per_step * rule_input.steps / len(slow_steps))
         # Steps that are ranges may be without modules.
         has_modules = rule_input.runs.calls.any() and part != OTHER
         show = f"--steps {slowest}:{slowest + 1}" if has_modules else "--by step"
-        yield rule_input.finding(title, where or None, part, evidence=evidence, show=show, ns=per_step)
+        yield rule_input.finding(title, where or None, part, evidence=evidence, show=show, ns=ns_per_step)
 
 
 def _is_by_wait(excess_ns: float, delay_ns: int, total_wait_ns: int) -> bool:

@@ -114,33 +114,33 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
         if part == "loss":  # other operators outside modules have a backward too
             backward_ns[backward_ns > _MAX_LOSS_BACKWARD_RATIO * part_ns] = 0
         part_ns = part_ns + backward_ns
-        per_step, backward_per_step = float(np.median(part_ns)), float(np.median(backward_ns))
-        between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
-        min_share = _MIN_BETWEEN_SHARE if between else _min_part_share(rule_input, notes, part, per_step)
+        ns_per_step, backward_ns_per_step = float(np.median(part_ns)), float(np.median(backward_ns))
+        between = part == OTHER and float(np.median(gap_ns)) > ns_per_step / 2
+        min_share = _MIN_BETWEEN_SHARE if between else _min_part_share(rule_input, notes, part, ns_per_step)
         is_known = between or (min_share == _MIN_PARAMETER_LOOP_SHARE and part in ("loss", OTHER))
-        if is_untrained := part == "loss" and 0 < backward_per_step < _MAX_BACKWARD_RATIO * per_step:
+        if is_untrained := part == "loss" and 0 < backward_ns_per_step < _MAX_BACKWARD_RATIO * ns_per_step:
             min_share = _MIN_UNTRAINED_LOSS_SHARE
         # The 10th percentile, as for modules: a busy machine lengthens parts with many operators.
         p10_ns, min_ns = float(np.percentile(part_ns, 10)), rule_input.min_ns * (_KNOWN_CAUSE_FACTOR if is_known else 1)
         is_large = part != "communication" and p10_ns >= max(min_share * p10_step_ns, min_ns)
-        is_large &= per_step >= _MEDIAN_FACTOR * min_share * step_ns
+        is_large &= ns_per_step >= _MEDIAN_FACTOR * min_share * step_ns
         # Some steps do not wait, since the data or the other ranks are ready.
-        is_wait = part in _WAIT_PARTS or (part == OTHER and not between and per_step >= _WAIT_LIKE_SHARE * step_ns)
-        is_large |= is_wait and per_step >= max(min_share * step_ns, min_ns)
+        is_wait = part in _WAIT_PARTS or (part == OTHER and not between and ns_per_step >= _WAIT_LIKE_SHARE * step_ns)
+        is_large |= is_wait and ns_per_step >= max(min_share * step_ns, min_ns)
         # A server waits for requests, which come irregularly.
-        is_large &= not between or p10_ns >= _MIN_REGULARITY * per_step
+        is_large &= not between or p10_ns >= _MIN_REGULARITY * ns_per_step
         if is_large and part not in explained:
-            evidence = f"{short_ms(per_step)} of {short_ms(step_ns)} (medians)"
+            evidence = f"{short_ms(ns_per_step)} of {short_ms(step_ns)} (medians)"
             if part == "optimizer":
                 for fqn, percent in notes.largest.items():
                     evidence += f"; {percent}% of the parameters' values are those of {fqn}"
-            lines = notes.lines_text(part, per_step)
+            lines = notes.lines_text(part, ns_per_step)
             if part != OTHER or between or not lines:
-                evidence += _details(rule_input, part, backward_per_step, between=between)
+                evidence += _details(rule_input, part, backward_ns_per_step, between=between)
             # If some steps have none of the part, some of the sampled steps may have none either.
-            slow_lines = notes.longest_gap_text(part, per_step) if p10_ns < _MEDIAN_FACTOR * per_step else ""
+            slow_lines = notes.longest_gap_text(part, ns_per_step) if p10_ns < _MEDIAN_FACTOR * ns_per_step else ""
             evidence += f"; {lines}" if lines else slow_lines
-            forward_ns = per_step - backward_per_step
+            forward_ns = ns_per_step - backward_ns_per_step
             is_loop = notes.is_loop(forward_ns, 0) or notes.is_over_parameters(forward_ns, tensors)
             if part == OTHER or is_untrained or (part == "loss" and is_loop):
                 losses = [row.fqn for row in rule_input.rows if part == "loss" and row.module_class.endswith("Loss")]
@@ -151,10 +151,10 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
             )
             if part == "optimizer" and not is_described:
                 evidence += notes.own_optimizer_text(tensors)
-            yield _large_part(rule_input, part, per_step, evidence, between=between)
+            yield _large_part(rule_input, part, ns_per_step, evidence, between=between)
 
 
-def _min_part_share(rule_input: RuleInput, notes: NotedSteps, part: str, per_step: float) -> float:
+def _min_part_share(rule_input: RuleInput, notes: NotedSteps, part: str, ns_per_step: float) -> float:
     if part not in (*PARTS, OTHER):
         return _MIN_RANGE_SHARE
     if part == "optimizer":
@@ -167,15 +167,15 @@ def _min_part_share(rule_input: RuleInput, notes: NotedSteps, part: str, per_ste
         if any(optimizer.get("how") == "one by one" for optimizer in optimizers):
             return _MIN_ONE_BY_ONE_SHARE
     tensors = tensors_of(rule_input.optimizers)
-    is_loop = part == OTHER and notes.is_loop(per_step, tensors)
-    if part == "loss" and np.median(rule_input.part_ns(OTHER)) < per_step / 2:
-        is_loop = notes.is_over_parameters(per_step, tensors)
-    if part == OTHER and not is_loop and notes.is_python_outside(per_step):
+    is_loop = part == OTHER and notes.is_loop(ns_per_step, tensors)
+    if part == "loss" and np.median(rule_input.part_ns(OTHER)) < ns_per_step / 2:
+        is_loop = notes.is_over_parameters(ns_per_step, tensors)
+    if part == OTHER and not is_loop and notes.is_python_outside(ns_per_step):
         return _MIN_PYTHON_SHARE
     return _MIN_PARAMETER_LOOP_SHARE if is_loop else _MIN_PART_SHARE.get(part, np.inf)
 
 
-def _large_part(rule_input: RuleInput, part: str, per_step: float, evidence: str, *, between: bool) -> Finding:
+def _large_part(rule_input: RuleInput, part: str, ns_per_step: float, evidence: str, *, between: bool) -> Finding:
     """Return the finding of a large part; `between`: most of its time is between calls."""
     ranges, is_range = rule_input.ranges_of(part), part not in (*PARTS, OTHER)
     where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
@@ -190,7 +190,7 @@ def _large_part(rule_input: RuleInput, part: str, per_step: float, evidence: str
     elif where is not None and where.endswith(".load"):
         title = "loading what was saved takes a large share"
     show = "--ranges" if ranges and part != OTHER else "--by step"
-    finding = rule_input.finding(title, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
+    finding = rule_input.finding(title, where, part, evidence=evidence, show=show, ns=ns_per_step, gaps=True)
     return finding._replace(next="modtrace ranks slow DIR") if part == "communication" else finding
 
 
@@ -219,8 +219,8 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
             return "".join(f"; {clause}" for clause in clauses)
         case "communication":
             totals = rule_input.summary.overview.communication if rule_input.summary.overview else {}
-            a_step = [Operator(name, total.calls / rule_input.steps, 0.0) for name, total in totals.items()]
-            frequent = [operator for operator in a_step if operator.calls >= _MIN_PER_STEP]
+            operators_per_step = [Operator(name, total.calls / rule_input.steps, 0.0) for name, total in totals.items()]
+            frequent = [operator for operator in operators_per_step if operator.calls >= _MIN_PER_STEP]
             text = f", for what is sent, or for other ranks; a step has {calls_text(frequent)}" if frequent else ""
             in_backward = f"; {short_ms(backward_ns)} of it in backward passes, in no module's backward"
             if any(row.module_class == _DDP for row in rule_input.rows) and any(
@@ -260,16 +260,16 @@ def _find_large_optimizer_helper(rule_input: RuleInput, notes: NotedSteps) -> Fi
     """Return a finding for the longest range such as clipping or a scheduler that has a large share of the steps."""
     for times in rule_input.ranges_of("optimizer"):
         calls = times.calls / rule_input.steps
-        per_step = times.p50_ns * calls
+        ns_per_step = times.p50_ns * calls
         is_step = times.range.endswith(".step") and not times.range.startswith("LRScheduler.")
         fills = notes.zero_fills if "zero_grad" in times.range else []
         min_share = _MIN_PARAMETER_LOOP_SHARE if calls >= _MANY_OPTIMIZERS or fills else _MIN_HELPER_SHARE
-        if not is_step and per_step >= max(min_share * rule_input.median_step_ns, rule_input.min_ns):
+        if not is_step and ns_per_step >= max(min_share * rule_input.median_step_ns, rule_input.min_ns):
             evidence = f"{times_text(calls)} a step, {short_ms(times.p50_ns)} each (median)"
             evidence += ": a loop, where one call takes all parameters" if calls >= _MANY_OPTIMIZERS else ""
             evidence += f"; it runs {calls_text(fills)}: set_to_none=True, torch's default, fills none" if fills else ""
             title, where, part = "takes a large share", times.range, "optimizer"
-            return rule_input.finding(title, where, part, evidence=evidence, show="--ranges", ns=per_step)
+            return rule_input.finding(title, where, part, evidence=evidence, show="--ranges", ns=ns_per_step)
     return None
 
 
@@ -324,13 +324,13 @@ def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
         forwards_ns = rule_input.runs.own_forward_ns[members]
         member_ns = np.minimum(np.maximum(own_ns[members], 0.0), forwards_ns / max(rule_input.steps, 1))
         own_backward_ns = sum(rows[index].backward_self_ns for index in members) / rule_input.steps
-        own_forward_ns = per_step = float(sum(member_ns)) - waits_ns
+        own_forward_ns = ns_per_step = float(sum(member_ns)) - waits_ns
         ratio = own_backward_ns * rule_input.steps / max(int(forwards_ns.sum()), 1)
-        per_step *= 1 if ratio < _MAX_BACKWARD_RATIO else 1 - ratio
+        ns_per_step *= 1 if ratio < _MAX_BACKWARD_RATIO else 1 - ratio
         is_sure = ratio < _MAX_NO_BACKWARD_RATIO and holders.isdisjoint(rows[index].fqn for index in members)
         trained_share = _MIN_SURE_HOST_SHARE if is_sure else _MIN_HOST_SHARE
         min_share = trained_share if trains else _MIN_UNTRAINED_HOST_SHARE
-        if per_step < max(min_share * rule_input.median_step_ns, rule_input.min_ns * rule_input.samples_per_step):
+        if ns_per_step < max(min_share * rule_input.median_step_ns, rule_input.min_ns * rule_input.samples_per_step):
             continue
         first = rows[members[int(np.argmax(member_ns))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
@@ -341,7 +341,9 @@ def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
         evidence = f"own forward {short_ms(own_forward_ns)} a step{several}{text}"
         evidence += f"; {hooks}" if (hooks := notes.hooks_text(first.fqn)) else ""
         title = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
-        yield rule_input.finding(title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
+        yield rule_input.finding(
+            title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=ns_per_step
+        )
 
 
 def _waits_in_forward(rule_input: RuleInput) -> float:
@@ -349,9 +351,9 @@ def _waits_in_forward(rule_input: RuleInput) -> float:
     waits_ns = float(rule_input.part_ns("communication").mean())
     if not waits_ns:
         return 0.0
-    a_call = [row.forward_self_ns / max(row.calls, 1) for row in rule_input.rows]
+    forward_ns_per_call = [row.forward_self_ns / max(row.calls, 1) for row in rule_input.rows]
     forward_ns = float((rule_input.part_ns("forward") + rule_input.part_ns("loss")).mean())
-    return min(waits_ns, max(0.0, float(np.dot(a_call, rule_input.calls)) - forward_ns))
+    return min(waits_ns, max(0.0, float(np.dot(forward_ns_per_call, rule_input.calls)) - forward_ns))
 
 
 def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
@@ -361,8 +363,8 @@ def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     is_unseen = not rule_input.runs.calls_with_backward.any() and rule_input.part_ns("backward").any()
     for index, row in enumerate(rule_input.rows):
         calls, backwards, unused, plain_ns, trained_ns = (int(values[index]) for values in rule_input.runs[:5])
-        per_step = plain_ns / rule_input.steps
-        if per_step < max(rule_input.min_share_ns, rule_input.min_ns):
+        ns_per_step = plain_ns / rule_input.steps
+        if ns_per_step < max(rule_input.min_share_ns, rule_input.min_ns):
             continue
         unused = 0 if row.fqn in rule_input.cast_modules else unused
         min_unused = max(_MIN_PER_STEP * max(calls, rule_input.steps), _MIN_UNUSED_RUNS)
@@ -382,7 +384,7 @@ def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             evidence += f"; {share_text} of these build a graph in vain" if unused else ""
             evidence += f"; {same}" if (same := notes.same_inputs_text(row.fqn)) else ""
             title = "runs forward more often than backward"
-            yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
+            yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=ns_per_step)
         seen.add(row.fqn)
     yield from _extra_passes(rule_input)
     yield from _recompute(rule_input)
@@ -395,8 +397,8 @@ def _extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
     runs = rule_input.runs
     columns = (values.tolist() for values in (runs.calls_with_backward, runs.extra_passes, runs.extra_pass_ns))
     for row, backwards, extra, ns in zip(rule_input.rows, *columns, strict=True):
-        per_step = ns / rule_input.steps
-        if extra >= _MIN_PER_STEP * rule_input.steps and per_step >= max(rule_input.min_share_ns, rule_input.min_ns):
+        ns_per_step = ns / rule_input.steps
+        if extra >= _MIN_PER_STEP * rule_input.steps and ns_per_step >= max(rule_input.min_share_ns, rule_input.min_ns):
             evidence = (
                 f"forward {times_text(backwards / rule_input.steps)} a step, backward "
                 f"{times_text((backwards + extra) / rule_input.steps)}: its graph is kept (retain_graph, create_graph) "
@@ -404,7 +406,7 @@ def _extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
                 "and detach() keeps one out of what it does not train"
             )
             title = "runs backward more often than forward"
-            yield rule_input.finding(title, row.fqn, "backward", evidence=evidence, show="--tree", ns=per_step)
+            yield rule_input.finding(title, row.fqn, "backward", evidence=evidence, show="--tree", ns=ns_per_step)
 
 
 def _parametrizations(rule_input: RuleInput) -> Iterator[Finding]:
@@ -414,16 +416,16 @@ def _parametrizations(rule_input: RuleInput) -> Iterator[Finding]:
         for index, row in enumerate(rule_input.rows)
         if PARAMETRIZATIONS in row.fqn and "." not in row.fqn.rpartition(PARAMETRIZATIONS)[2]
     ]
-    per_step = float(rule_input.module_median_ns[weights].sum())
+    ns_per_step = float(rule_input.module_median_ns[weights].sum())
     min_ns = max(_MIN_PARAMETRIZED_SHARE * rule_input.median_step_ns, rule_input.min_ns)
-    if rule_input.runs.calls_with_backward.any() or per_step < min_ns:
+    if rule_input.runs.calls_with_backward.any() or ns_per_step < min_ns:
         return
     longest = rule_input.rows[max(weights, key=lambda index: rule_input.module_median_ns[index])].fqn
-    evidence = f"{counted(len(weights), 'weight')}, {short_ms(per_step)} a step, though nothing is trained: "
+    evidence = f"{counted(len(weights), 'weight')}, {short_ms(ns_per_step)} a step, though nothing is trained: "
     evidence += "parametrize.remove_parametrizations(), or parametrize.cached() around calls, computes them once"
     title, where = "computes its parametrized weights in each call", longest.rpartition(PARAMETRIZATIONS)[0]
     show = only_option(f"*{PARAMETRIZATIONS}*")
-    yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=ns_per_step)
 
 
 def _loops(rule_input: RuleInput) -> Iterator[Finding]:
@@ -440,16 +442,21 @@ def _loops(rule_input: RuleInput) -> Iterator[Finding]:
     in_loops: set[str] = set()
     for place, members in sorted(by_place.items(), key=lambda item: item[0].count(".")):
         rows, calls = [rule_input.rows[index] for index in members], float(rule_input.calls[members].sum())
-        per_step, outer = float(rule_input.module_median_ns[members].sum()), rule_input.outer[rows[0].fqn]
+        ns_per_step, outer = float(rule_input.module_median_ns[members].sum()), rule_input.outer[rows[0].fqn]
         parents = {fqn for row in rows for fqn in rule_input.outer[row.fqn][:1]}
         times = calls / max(sum(calls_by_fqn[fqn] for fqn in parents), 1e-9) if parents else calls
         call_ns = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
         # As for parts: a busy machine makes a mean several times as long.
-        call_ns *= min(1.0, float(rule_input.p10_ns[members].sum()) / max(per_step, 1.0))
+        call_ns *= min(1.0, float(rule_input.p10_ns[members].sum()) / max(ns_per_step, 1.0))
         # A list of many layers that follow each other is not a loop: each is called once.
         is_list = times < _MIN_MODULE_CALLS * len(rows) / max(len(parents), 1)
         is_long = call_ns > _MAX_LOOP_CALL_NS
-        if times < _MIN_LOOP_CALLS or is_list or is_long or per_step < _MIN_CALL_LOOP_SHARE * rule_input.median_step_ns:
+        if (
+            times < _MIN_LOOP_CALLS
+            or is_list
+            or is_long
+            or ns_per_step < _MIN_CALL_LOOP_SHARE * rule_input.median_step_ns
+        ):
             continue
         if in_loops.isdisjoint(outer):
             evidence = f"a call of {outer[0]} calls it" if outer else "a step calls it"
@@ -458,7 +465,7 @@ def _loops(rule_input: RuleInput) -> Iterator[Finding]:
             evidence += ": a loop in Python, of which fewer and larger calls take less"
             first, title = max(rows, key=lambda row: row.in_steps_ns), "is called in a loop, for a short time each"
             yield rule_input.finding(
-                title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step
+                title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=ns_per_step
             )
         in_loops.update(row.fqn for row in rows)
 
@@ -476,8 +483,8 @@ def _unused_graph(rule_input: RuleInput, row: ModuleTimes, calls: int, forward_n
 
 def _recompute(rule_input: RuleInput) -> Iterator[Finding]:
     total_ns = int(rule_input.part_ns("recompute").sum())
-    per_step = total_ns / max(rule_input.steps, 1)
-    if not total_ns or per_step < rule_input.min_share_ns:
+    ns_per_step = total_ns / max(rule_input.steps, 1)
+    if not total_ns or ns_per_step < rule_input.min_share_ns:
         return
     overview = rule_input.summary.overview
     recomputed_classes = overview.recomputed if overview is not None else {}
@@ -489,7 +496,7 @@ def _recompute(rule_input: RuleInput) -> Iterator[Finding]:
     for row in outermost:
         fqns_by_place.setdefault(place_of(rule_input, row.fqn), []).append(row.fqn)
     names = [place if fqns[1:] else fqns[0] for place, fqns in fqns_by_place.items()]
-    evidence = f"checkpointing runs {', '.join(names[:3])} again: {short_ms(per_step)} a step"
+    evidence = f"checkpointing runs {', '.join(names[:3])} again: {short_ms(ns_per_step)} a step"
     rows = rule_input.summary.memory.rows if rule_input.summary.memory is not None else ()
     saved_bytes = sum(
         max(0, (row.retained_recompute_bytes or 0) - (row.retained_bytes or 0))
@@ -499,4 +506,4 @@ def _recompute(rule_input: RuleInput) -> Iterator[Finding]:
     evidence += f", and saves about {format_bytes(saved_bytes)}" if saved_bytes else ""
     where = outermost[0].fqn if outermost else None
     title, show = "runs again in backward (recompute)", "--sort recompute"
-    yield rule_input.finding(title, where, "recompute", evidence=evidence, show=show, ns=per_step)
+    yield rule_input.finding(title, where, "recompute", evidence=evidence, show=show, ns=ns_per_step)

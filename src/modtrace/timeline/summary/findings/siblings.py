@@ -264,10 +264,11 @@ def find_repeated(rule_input: RuleInput, notes: NotedSteps, reported: Container[
             continue
         seen.add(row.fqn)
         calls = float(rule_input.calls[index])
-        per_step = float(rule_input.module_median_ns[index]) * min(repeats / max(calls, 1e-9), 1.0)
-        if row.fqn not in reported and per_step >= max(_MIN_SAME_SHARE * rule_input.median_step_ns, rule_input.min_ns):
+        ns_per_step = float(rule_input.module_median_ns[index]) * min(repeats / max(calls, 1e-9), 1.0)
+        min_ns = max(_MIN_SAME_SHARE * rule_input.median_step_ns, rule_input.min_ns)
+        if row.fqn not in reported and ns_per_step >= min_ns:
             evidence = f"called {times_text(calls)} a step, {times_text(repeats)} of these with the tensors of an "
-            evidence += f"earlier call, which gives the same result unless it is random: {short_ms(per_step)} a step"
+            evidence += f"earlier call, which gives the same result unless it is random: {short_ms(ns_per_step)} a step"
             evidence += f", inside {outer[0]}" if outer else ""
             title, show = "is called again with the same inputs", only_option(row.fqn)
-            yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show=show, ns=per_step)
+            yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show=show, ns=ns_per_step)
