@@ -50,7 +50,7 @@ def find_findings(rule_input: RuleInput) -> list[Finding]:
     occasions, outliers = list(find_occasions(rule_input)), list(find_outliers(rule_input, notes))
     occasional_parts = {finding.part for finding in occasions}
     slow_steps = list(find_slow_steps(rule_input, notes, occasional_parts))
-    reruns = list(find_reruns(rule_input, notes))
+    reruns, host_time = list(find_reruns(rule_input, notes)), find_host_time(rule_input, notes)
     reported = {finding.where for finding in (*outliers, *slow_steps)}
     inside = [finding for finding in find_inside(rule_input, notes) if finding.where not in reported]
     inside_keys = {(finding.what, finding.where) for finding in inside}
@@ -66,11 +66,7 @@ def find_findings(rule_input: RuleInput) -> list[Finding]:
         *find_larger_inputs(rule_input),
         *reruns,
         *find_large_parts(rule_input, notes, explained),
-        *(
-            finding
-            for finding in find_host_time(rule_input, notes)
-            if finding.where not in reported and not notes.inside
-        ),
+        *(finding for finding in host_time if finding.where not in reported and not notes.inside),
         *(
             finding
             for finding in find_noted(rule_input, notes)

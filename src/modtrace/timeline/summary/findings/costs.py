@@ -9,12 +9,12 @@ import numpy as np
 from ...memory import OUTSIDE, OUTSIDE_CALLS, format_bytes
 from ..flop_summary import FlopSummary
 from .finding import TRACE, Finding, RuleInput
-from .siblings import place_of
+from .siblings import list_pattern
 
 _MIN_HELD_SHARE, _MIN_HELD_BYTES = 0.3, 8 << 20
 """Minimum share of the peak, and minimum bytes, that one module holds; one of many equal layers holds less."""
 _MIN_RATIO_TO_NEXT = 3
-"""Minimum ratio of its memory to that of the next module in another place."""
+"""Minimum ratio of its memory to that of the next module with another list pattern."""
 _LOW_MFU = 0.2
 """Limit of a low MFU; efficient trainings of transformers have 0.35 to 0.55."""
 _DRY_LATENCY_NS = 50_000
@@ -38,14 +38,14 @@ def _growth(rule_input: RuleInput) -> Iterator[Finding]:
     names = {row.fqn for row in rule_input.rows}
     largest = max(growths, key=lambda name: growths[name], default="")
     memory = rule_input.summary.memory
-    place = memory.grown_in if memory is not None else ""
-    outside = f"outside of modules, {place}," if place else "outside of modules"
+    grown_in = memory.grown_in if memory is not None else ""
+    outside = f"outside of modules, {grown_in}," if grown_in else "outside of modules"
     holders = ", ".join(
         f"{outside if name == OUTSIDE else name} {format_bytes(count)}"
         for name, count in sorted(growths.items(), key=lambda item: -item[1])[:3]
     )
     evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {holders}" if holders else "")
-    in_range = place.removeprefix("in ") if place.startswith("in ") and largest == OUTSIDE else None
+    in_range = grown_in.removeprefix("in ") if grown_in.startswith("in ") and largest == OUTSIDE else None
     where = largest if largest in names else in_range
     show = "--memory" if memory is not None else "--tree"
     yield rule_input.finding("memory grows from step to step", where, evidence=evidence, show=show)
@@ -59,8 +59,8 @@ def _holders(rule_input: RuleInput) -> Iterator[Finding]:
     min_bytes = max(_MIN_HELD_SHARE * memory.peak_bytes, _MIN_HELD_BYTES)
     if not holders or (largest := holders[0]).fqn in rule_input.growth_by_holder or largest.bytes < min_bytes:
         return
-    place = place_of(rule_input, largest.fqn)
-    elsewhere = [holder.bytes for holder in holders[1:] if place_of(rule_input, holder.fqn) != place]
+    pattern = list_pattern(rule_input, largest.fqn)
+    elsewhere = [holder.bytes for holder in holders[1:] if list_pattern(rule_input, holder.fqn) != pattern]
     if elsewhere and largest.bytes < _MIN_RATIO_TO_NEXT * elsewhere[0]:
         return
     evidence = f"{format_bytes(largest.bytes)} of {format_bytes(memory.peak_bytes)}"

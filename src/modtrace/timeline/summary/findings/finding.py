@@ -134,10 +134,10 @@ def findings_lines(
     findings: Sequence[Finding],
     looked_at: str,
     limit: int | None = None,
-    evidence: int | None = None,
+    evidence_lines: int | None = None,
     verb: str = "stands out",
 ) -> list[str]:
-    """Return a line for each finding, an evidence line for the first `evidence`, and a last line; [] without a check.
+    """Return a line for each finding, an evidence line for the first `evidence_lines`, and a last; [] without a check.
 
     Costs have a sign if the verb is `changed`.
     """
@@ -151,7 +151,7 @@ def findings_lines(
         )
         where = f"{finding.where} · " if finding.where else ""
         lines.append(f"{number}. {where}{finding.what}{f': {cost}' if ns else ''}")
-        if evidence is None or number <= evidence:
+        if evidence_lines is None or number <= evidence_lines:
             lines.append(f"   {'; next: '.join(filter(None, (finding.evidence, finding.next)))}")
     hidden = len(findings[limit:]) if limit is not None else 0
     return [*lines, f"{hidden} more" if hidden else closing_line(findings, looked_at, verb)]
@@ -347,13 +347,13 @@ class RuleInput:
         """float64[rows], mean number of calls of inner modules in a step."""
         return self._with_inner(self.calls, 1) - self.calls
 
-    def _with_inner(self, values: AnyArray, times: int) -> AnyArray:
-        """Return float64[rows], the values plus `times` those of the modules directly inside."""
+    def _with_inner(self, values: AnyArray, factor: int) -> AnyArray:
+        """Return float64[rows], the values plus `factor` times those of the modules directly inside."""
         index_of = {row.fqn: index for index, row in enumerate(self.rows)}
         inner = [index for index, row in enumerate(self.rows) if self.outer[row.fqn]]
         parents = [index_of[self.outer[self.rows[index].fqn][0]] for index in inner]
         total = values.astype(np.float64)
-        np.add.at(total, parents, times * values[inner])
+        np.add.at(total, parents, factor * values[inner])
         return total
 
     @cached_property
@@ -387,8 +387,8 @@ class RuleInput:
     def _ns_in(self, steps: Int64Array) -> AnyArray:
         """Return float64[steps, rows], time of each module in the steps with the given indices."""
         numbers, total = np.sort(self.step_numbers[steps]), np.zeros((len(steps), max(self._order, default=-1) + 1))
-        for times in self._times_in_steps:
-            chosen_times = times.take(np.isin(times.step, numbers) & (times.group < total.shape[1]))
+        for group_times in self._times_in_steps:
+            chosen_times = group_times.take(np.isin(group_times.step, numbers) & (group_times.group < total.shape[1]))
             np.add.at(total, (np.searchsorted(numbers, chosen_times.step), chosen_times.group), chosen_times.ns)
         return total[:, list(self._order)]
 
@@ -414,4 +414,4 @@ class RuleInput:
 
     def ranges_of(self, part: str) -> list[Any]:
         """Return the ranges of a part, the longest total first."""
-        return [times for times in self.summary.ranges if times.part == part]
+        return [range_times for range_times in self.summary.ranges if range_times.part == part]

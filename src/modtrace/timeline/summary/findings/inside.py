@@ -11,7 +11,7 @@ from ...slices import MANY_NODES
 from ..slow_steps import short_ms
 from .finding import MIN_STEPS, Finding, RuleInput, only_option
 from .noted import DOUBLES, MOVES, NotedSteps, Operator, calls_text, float64_ns
-from .siblings import place_of
+from .siblings import list_pattern
 
 _MAX_SHORT_NS = 200_000
 """Maximum mean time in ns of an operator and its call for a loop: fewer rounds save nothing if each computes much."""
@@ -57,7 +57,7 @@ _MEAN_FACTOR = 0.5
 
 
 class OwnWork(NamedTuple):
-    """The own work in a step of the modules of one place and class."""
+    """The own work in a step of the modules of one list pattern and class."""
 
     fqns: list[str]  # names of the modules, the slowest first
     module_class: str
@@ -234,7 +234,7 @@ def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     # The 10th percentile, as for own times: on a busy machine a median step is several times as long.
     step_ns, mean_step_ns = rule_input.p10_step_ns(), rule_input.total_ns / rule_input.steps
     is_usual = notes.float64_share() > _MOST
-    for place, members in _by_place(rule_input, notes):
+    for pattern, members in _group_rows(rule_input, notes):
         works = [_sum(rule_input, [member], notes) for member in members]
         for kind in _KINDS:
             # Among modules of one class, some may do another kind of work.
@@ -249,7 +249,7 @@ def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
                 continue
             if kind.title == DOUBLES and (is_usual or work.fqns[0] in notes.doubles):
                 continue  # another rule reports modules with parameters of float64
-            several = f" in {len(work.fqns)} modules {place} ({work.module_class})" if len(work.fqns) > 1 else ""
+            several = f" in {len(work.fqns)} modules {pattern} ({work.module_class})" if len(work.fqns) > 1 else ""
             if 1 < len(work.fqns) < len(members):
                 several += f" of {len(members)}"
             evidence = f"own forward {short_ms(work.forward_ns)} a step{several}"
@@ -261,26 +261,26 @@ def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             evidence += f"; a call runs {longest}{call_operators:,.4g} operators"
             evidence += f" of {short_ms(call_ns)}: {kind.advice}" if call_ns else f": {kind.advice}"
             evidence += f"; {hooks}" if (hooks := notes.hooks_text(work.fqns[0])) else ""
-            title, show = kind.title, only_option(place)
+            title, show = kind.title, only_option(pattern)
             yield rule_input.finding(title, work.fqns[0], kind.part, evidence=evidence, show=show, ns=ns_per_step)
             break
 
 
-def _by_place(rule_input: RuleInput, notes: NotedSteps) -> Iterator[tuple[str, list[tuple[int, Sequence[Operator]]]]]:
-    """Yield the modules of each place, as row and own operators, if the operators of all of them are known."""
-    by_place: dict[tuple[str, str], list[int]] = {}
+def _group_rows(rule_input: RuleInput, notes: NotedSteps) -> Iterator[tuple[str, list[tuple[int, Sequence[Operator]]]]]:
+    """Yield the modules of each list pattern, as row and own operators, if the operators of all of them are known."""
+    by_pattern: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rule_input.rows):
         if rule_input.calls[index] > 0 and row.calls and not rule_input.is_wrapper(row):
-            by_place.setdefault((place_of(rule_input, row.fqn), row.module_class), []).append(index)
+            by_pattern.setdefault((list_pattern(rule_input, row.fqn), row.module_class), []).append(index)
     no_operators = [Operator("", 0.0, float(bool(notes.inside)))]
-    for (place, _), rows in by_place.items():
+    for (pattern, _), rows in by_pattern.items():
         operators = [notes.inside.get(rule_input.rows[index].fqn, no_operators) for index in rows]
         if not notes.inside:
             nodes = (rule_input.runs.own_nodes[rows] / max(rule_input.steps, 1)).tolist()
             operators = [[Operator("", count, 0.0)] for count in nodes]
         elif not notes.all_inside and no_operators in operators:
             continue
-        yield place, list(zip(rows, operators, strict=True))
+        yield pattern, list(zip(rows, operators, strict=True))
 
 
 def _sum(rule_input: RuleInput, members: Sequence[tuple[int, Sequence[Operator]]], notes: NotedSteps) -> OwnWork:

@@ -90,7 +90,7 @@ class Gap(NamedTuple):
 
     def to_text(self) -> str:
         """Return a phrase with the lines."""
-        ended, begun = ("range" if kind == "user" else kind for kind in (self.ended, self.begun))
+        ended, begun = ("range" if event == "user" else event for event in (self.ended, self.begun))
         if self.first_line == self.last_line:
             return f"between {ended} and {begun} at {self.first_line}"
         return f"between {self.first_line} ({ended}) and {self.last_line} ({begun})"
@@ -189,9 +189,9 @@ class NotedSteps:
         is_python = is_known and ns < _MIN_OPERATOR_SHARE * forward_ns
         return _PYTHON_TEXT if is_python else ""
 
-    def has_siblings(self, place: str) -> bool:
-        """Return whether most modules in a place of a list have one size, as far as known: stages do not."""
-        return not any(f"{place}.".startswith(f"{unlike}.") for unlike in self._unlike)
+    def has_siblings(self, pattern: str) -> bool:
+        """Return whether most modules of a list pattern have one size, as far as known: stages do not."""
+        return not any(f"{pattern}.".startswith(f"{unlike}.") for unlike in self._unlike)
 
     def frequent_outside(self) -> list[Operator]:
         """Return the operators that run often outside modules."""
@@ -200,11 +200,12 @@ class NotedSteps:
     def is_loop(self, ns: float, tensors: int) -> bool:
         """Return whether a loop explains the time `ns`, for example over the parameters of an optimizer."""
         # torch's clipping calls `to` for each norm, which is on the right device already.
-        looped = [op for op in self.frequent_outside() if op.name != "to" or op.ns >= _MIN_OPERATOR_SHARE * ns]
+        min_ns = _MIN_OPERATOR_SHARE * ns
+        looped = [operator for operator in self.frequent_outside() if operator.name != "to" or operator.ns >= min_ns]
         is_many = any(operator.calls >= min(tensors or _MANY_IN_LOOP, _MANY_IN_LOOP) for operator in looped)
         # A call costs no more than its operator; if more time passes, another cause takes it.
-        called_ns = sum(op.ns + min(op.ns, self.operator_call_ns * op.calls) for op in looped)
-        return is_many and called_ns >= _MIN_OPERATOR_SHARE * ns
+        called_ns = sum(operator.ns + min(operator.ns, self.operator_call_ns * operator.calls) for operator in looped)
+        return is_many and called_ns >= min_ns
 
     def is_over_parameters(self, ns: float, tensors: int) -> bool:
         """Return whether a loop over the parameters of an optimizer explains the time `ns`."""
@@ -223,15 +224,17 @@ class NotedSteps:
         """
         if not self.is_counted:
             return ""
-        is_python = sum(operator.ns for operator in (*self.outside, *in_modules)) < _MIN_OPERATOR_SHARE * ns
-        operators = self.frequent_outside() or [op for op in self.outside if op.ns >= _MIN_OPERATOR_SHARE * ns]
+        min_ns = _MIN_OPERATOR_SHARE * ns
+        is_python = sum(operator.ns for operator in (*self.outside, *in_modules)) < min_ns
+        operators = self.frequent_outside() or [operator for operator in self.outside if operator.ns >= min_ns]
+        loop_ns = sum(operator.ns for operator in operators)
         text = f"; {_PYTHON_TEXT}" if is_python else ""
         if operators:
-            text += f"; a step runs {calls_text(operators)} there, {short_ms(sum(op.ns for op in operators))}"
-        over_parameters = [op for op in operators if _is_over_parameters(op.calls, tensors)]
+            text += f"; a step runs {calls_text(operators)} there, {short_ms(loop_ns)}"
+        over_parameters = [operator for operator in operators if _is_over_parameters(operator.calls, tensors)]
         names = [operator.name for operator in over_parameters]
         # With few parameters another loop can run a multiple of their number by chance.
-        ns_over_parameters, loop_ns = (sum(op.ns for op in ops) for ops in (over_parameters, operators))
+        ns_over_parameters = sum(operator.ns for operator in over_parameters)
         if not names or ns_over_parameters < _MIN_OVER_PARAMETERS_SHARE * loop_ns:
             return text + (": a loop" if any(operator.calls >= _MANY_IN_LOOP for operator in operators) else "")
         copies = _COPIES - {"to"} if is_python else _COPIES  # `to` that takes hardly any time copies nothing
@@ -298,8 +301,8 @@ def _operators(rows: Sequence[tuple[str, int, int]], steps: float) -> list[Opera
 def _gaps(rows: Sequence[tuple[Any, ...]], steps: int) -> list[Gap]:
     """Return gaps with the lower median of the sampled steps, some of which may lack a gap."""
     return [
-        Gap._make((*where, sorted([*times, 0], reverse=True)[min(steps // 2, len(times))], max(times, default=0)))
-        for *where, times in rows
+        Gap._make((*where, sorted([*ns, 0], reverse=True)[min(steps // 2, len(ns))], max(ns, default=0)))
+        for *where, ns in rows
         if steps > 0 and all(where)
     ]
 
@@ -375,8 +378,9 @@ def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     if new_optimizers > _MIN_NEW_SHARE * rule_input.run_steps:
         evidence = f"{new_optimizers:,} times or more in {counted(rule_input.run_steps, 'step')}, for the same "
         evidence += "parameters: what it knows of earlier steps, such as momentum, is lost, and allocated again"
-        ranges = [times.range for times in rule_input.ranges_of("optimizer") if times.range.endswith(".step")]
-        where, title = next(iter(ranges), None), "an optimizer is made anew in each step"
+        names = (range_times.range for range_times in rule_input.ranges_of("optimizer"))
+        where = next((name for name in names if name.endswith(".step")), None)
+        title = "an optimizer is made anew in each step"
         yield rule_input.finding(title, where, "optimizer", evidence=evidence, show=show)
     yield from _forward_hooks(rule_input, notes)
     yield from _doubles(rule_input, notes)
@@ -471,10 +475,13 @@ def _doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
         if not members or 2 * len(members) >= len(rule_input.rows) - len(rule_input.holders):
             continue
         is_whole = fqns is notes.doubles
-        times = [float(rule_input.module_median_ns[i]) if is_whole else sum(rule_input.own_ns(i)) for i in members]
-        if (ns_per_step := sum(times)) < _MIN_DOUBLES_SHARE * rule_input.median_step_ns:
+        ns_of_modules = [
+            float(rule_input.module_median_ns[index]) if is_whole else sum(rule_input.own_ns(index))
+            for index in members
+        ]
+        if (ns_per_step := sum(ns_of_modules)) < _MIN_DOUBLES_SHARE * rule_input.median_step_ns:
             continue
-        where = rule_input.rows[members[int(np.argmax(times))]].fqn
+        where = rule_input.rows[members[int(np.argmax(ns_of_modules))]].fqn
         evidence = f"{noun} of float64 in {counted(len(members), 'module')}, which take {short_ms(ns_per_step)} a step"
         show = only_option(where)
         yield rule_input.finding(DOUBLES, where, evidence=evidence + reason, show=show, ns=ns_per_step)

@@ -15,7 +15,7 @@ from ..slow_steps import SlowPart, short_ms
 from ..step_times import warm_up_steps
 from .finding import MIN_SHARE, MIN_STEPS, Finding, RuleInput, times_text
 from .noted import NotedSteps
-from .siblings import place_of
+from .siblings import list_pattern
 
 _MIN_CONCURRENCY = 1.5
 """Minimum mean number of calls that run at the same time; with fewer, most run without others."""
@@ -64,7 +64,7 @@ _MIN_GROWN_SHARE = 0.7
 
 
 def find_growing_steps(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
-    """Yield a finding if steps get longer and longer in each run, with the part or place that grows."""
+    """Yield a finding if steps get longer and longer in each run, with the part or the modules that grow."""
     ns = rule_input.duration_ns
     runs = [run for run in _split_at_falls(ns) if len(run) >= _MIN_RUN_STEPS]
     if sum(map(len, runs)) < _MIN_RUNS_SHARE * max(rule_input.steps, 1):
@@ -88,12 +88,13 @@ def find_growing_steps(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fin
     part = rule_input.part_names[int(np.argmax(growth_ns))] if growth_ns.max() >= _MIN_GROWN_SHARE * total_ns else None
     evidence = f"from {short_ms(first_ns)} to {short_ms(last_ns)} in "
     evidence += f"{counted(len(runs), 'run')} of {max(map(len, runs))} steps" if len(runs) > 1 else f"{len(ns)} steps"
-    place, where, inner = _grown_place(rule_input, rule_input.module_ns(last) - rule_input.module_ns(first), total_ns)
+    added_ns = rule_input.module_ns(last) - rule_input.module_ns(first)
+    pattern, where, inner = _grown_pattern(rule_input, added_ns, total_ns)
     if part == "backward":
         evidence += ", in backward alone: the graphs of earlier steps are kept, without detach()"
     elif where is not None:
         is_inner = inner >= _MIN_GROWN_SHARE
-        evidence += f", in {place}, {'in all modules inside' if is_inner else 'in its own time'}"
+        evidence += f", in {pattern}, {'in all modules inside' if is_inner else 'in its own time'}"
         if is_inner and not rule_input.trains:
             evidence += ": inputs grow, as in generation without a KV cache"
     elif part == OTHER:
@@ -119,33 +120,31 @@ def find_larger_inputs(rule_input: RuleInput) -> Iterator[Finding]:
         if min(len(small_ns), len(large_ns)) < MIN_STEPS:
             continue
         (small_p10, small_median), (large_p10, large_median) = (
-            np.percentile(n, (10, 50)).tolist() for n in (small_ns, large_ns)
+            np.percentile(step_ns, (10, 50)).tolist() for step_ns in (small_ns, large_ns)
         )
         if min(large_p10 / max(small_p10, 1), large_median / max(small_median, 1)) >= _MIN_LARGER_INPUTS_RATIO:
             evidence = f"it gets {shapes[-1]} from step {first_large} on, {shapes[0]} until step {last_small}: a step "
             evidence += f"takes {short_ms(large_median)}, {short_ms(small_median)} before"
-            ns_per_step, title = (
-                (large_median - small_median) * len(large_ns) / rule_input.steps,
-                "gets larger inputs after some steps",
-            )
+            ns_per_step = (large_median - small_median) * len(large_ns) / rule_input.steps
+            title = "gets larger inputs after some steps"
             yield rule_input.finding(title, fqn, evidence=evidence, show="--by step", ns=ns_per_step)
 
 
-def _grown_place(rule_input: RuleInput, added_ns: AnyArray, total_ns: float) -> tuple[str, str | None, float]:
-    """Return the innermost place with most of the added time, its module or parent, and the share of inner modules."""
-    rows_by_place: dict[str, list[int]] = {}
+def _grown_pattern(rule_input: RuleInput, added_ns: AnyArray, total_ns: float) -> tuple[str, str | None, float]:
+    """Return the innermost pattern with most of the added time, its module or parent, and the inner modules' share."""
+    rows_by_pattern: dict[str, list[int]] = {}
     for index, row in enumerate(rule_input.rows):
-        rows_by_place.setdefault(place_of(rule_input, row.fqn), []).append(index)
-    place_ns = {place: float(added_ns[members].sum()) for place, members in rows_by_place.items()}
-    grown = [place for place, ns in place_ns.items() if ns >= _MIN_GROWN_SHARE * total_ns > 0]
+        rows_by_pattern.setdefault(list_pattern(rule_input, row.fqn), []).append(index)
+    pattern_ns = {pattern: float(added_ns[members].sum()) for pattern, members in rows_by_pattern.items()}
+    grown = [pattern for pattern, ns in pattern_ns.items() if ns >= _MIN_GROWN_SHARE * total_ns > 0]
     if not grown:
         return "", None, 0.0
-    place = max(grown, key=lambda place: (place.count("."), place_ns[place]))
-    fqns = {rule_input.rows[index].fqn for index in rows_by_place[place]}
+    pattern = max(grown, key=lambda pattern: (pattern.count("."), pattern_ns[pattern]))
+    fqns = {rule_input.rows[index].fqn for index in rows_by_pattern[pattern]}
     inner = [index for index, row in enumerate(rule_input.rows) if fqns.intersection(rule_input.outer[row.fqn][:1])]
-    first = rule_input.rows[rows_by_place[place][0]].fqn
+    first = rule_input.rows[rows_by_pattern[pattern][0]].fqn
     where = next(iter(rule_input.outer[first]), None) if len(fqns) > 1 else first
-    return place, where, float(added_ns[inner].sum()) / place_ns[place]
+    return pattern, where, float(added_ns[inner].sum()) / pattern_ns[pattern]
 
 
 def _split_at_falls(ns: Int64Array) -> list[Int64Array]:
@@ -157,7 +156,7 @@ def _split_at_falls(ns: Int64Array) -> list[Int64Array]:
     medians, p25 = windows[_FALL_STEPS:, _FALL_STEPS // 2], windows[:-_FALL_STEPS, _FALL_STEPS // 4]
     ratios[_FALL_STEPS : 1 - _FALL_STEPS] = medians / np.maximum(p25, 1)
     falling = np.flatnonzero(ratios <= _MAX_FALL_RATIO).tolist()
-    starts = [i for i in falling if ratios[i] == ratios[i - _FALL_STEPS + 1 : i + _FALL_STEPS].min()]
+    starts = [step for step in falling if ratios[step] == ratios[step - _FALL_STEPS + 1 : step + _FALL_STEPS].min()]
     return np.split(np.arange(len(ns)), starts)
 
 
@@ -220,7 +219,7 @@ def find_occasions(rule_input: RuleInput) -> Iterator[Finding]:
         if part in _CORE_PARTS or (part in _FREQUENT_PARTS and median_ns) or is_in_all:
             continue
         ranges = rule_input.ranges_of(part)
-        recompilations = [times for times in ranges if _RECOMPILATION.match(times.range)]
+        recompilations = [range_times for range_times in ranges if _RECOMPILATION.match(range_times.range)]
         if (count == 1 and part not in ("evaluation", "compile")) or (part == "compile" and not recompilations):
             continue  # a single long one is a slow step; a first compilation is necessary
         long_ns, longest_ns = float(np.median(part_ns[is_long])), int(part_ns[is_long].max())
@@ -236,11 +235,11 @@ def find_occasions(rule_input: RuleInput) -> Iterator[Finding]:
             title, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(rule_input)}"
         elif part == "compile":
             with_reason = [
-                times for times in recompilations if not times.range.endswith(_LAZY_BACKWARD)
+                range_times for range_times in recompilations if not range_times.range.endswith(_LAZY_BACKWARD)
             ] or recompilations
             where, title = with_reason[0].range, "is compiled again"
-            evidence += f"; compiled again {times_text(sum(times.calls for times in with_reason))}, "
-            evidence += f"{short_ms(sum(times.total_ns for times in recompilations))} in all"
+            evidence += f"; compiled again {times_text(sum(range_times.calls for range_times in with_reason))}, "
+            evidence += f"{short_ms(sum(range_times.total_ns for range_times in recompilations))} in all"
         elif part == where:
             title = "comes now and then"
         show = "--by step" if where is None else "--ranges"
@@ -250,7 +249,7 @@ def find_occasions(rule_input: RuleInput) -> Iterator[Finding]:
 def _is_rollout(rule_input: RuleInput) -> bool:
     """Return whether evaluations are rollouts of a policy: in training mode, with one before the first step."""
     ranges, parts_before = rule_input.ranges_of("evaluation"), rule_input.summary.around.before
-    return "evaluation" in parts_before and any(times.range == WITHOUT_GRADIENTS for times in ranges[:1])
+    return "evaluation" in parts_before and any(range_times.range == WITHOUT_GRADIENTS for range_times in ranges[:1])
 
 
 def _is_long(rule_input: RuleInput, part_ns: Int64Array) -> BoolArray:
@@ -263,7 +262,7 @@ def _is_long(rule_input: RuleInput, part_ns: Int64Array) -> BoolArray:
 
 
 def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
-    """Yield a finding for the slow steps of each cause and place, except `explained` parts."""
+    """Yield a finding for the slow steps of each part and module or range, except `explained` parts."""
     if rule_input.steps < MIN_STEPS:
         return
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
@@ -297,7 +296,7 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
             continue
         other_ns = max((ns for cause, ns in longest_ns.items() if cause != (part, where)), default=0)
         ns_per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(rule_input.steps, 1)
-        is_layer = bool(delays) and "*" in place_of(rule_input, where)
+        is_layer = bool(delays) and "*" in list_pattern(rule_input, where)
         min_ns = (_MIN_SLOW_LAYER_EXCESS if is_layer else _MIN_SLOW_EXCESS) * rule_input.median_step_ns
         if is_busy:  # steps that are slow for various causes are those in which the machine did other work
             min_ns = max(min_ns, _MIN_OUTLAST_RATIO * other_ns)
@@ -308,9 +307,8 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
         title = f"{title} ({part})" if where else f"{part} {title}"
         slowest, _, evidence = max(slow_steps, key=lambda step: step[1].took_ns)
         if len(numbers) > 1:
-            evidence = (
-                f"{when_text(rule_input.step_numbers, np.isin(rule_input.step_numbers, numbers), warm)}; {evidence}"
-            )
+            is_slow = np.isin(rule_input.step_numbers, numbers)
+            evidence = f"{when_text(rule_input.step_numbers, is_slow, warm)}; {evidence}"
         if part == "data loading":
             evidence += _workers_text(rule_input)
         evidence += _inputs_text(rule_input, slowest, part)
@@ -357,8 +355,8 @@ def _inputs_text(rule_input: RuleInput, number: int, part: str) -> str:
 def _workers_text(rule_input: RuleInput) -> str:
     """Return a clause with the number of starts of a loader's workers, if more than one."""
     fetches = rule_input.ranges_of("data loading")
-    starts = [times for times in fetches if times.range.endswith(LOADER_START) and times.calls > 1]
-    if not starts or not any("MultiProcessing" in times.range for times in fetches):
+    starts = [fetch for fetch in fetches if fetch.range.endswith(LOADER_START) and fetch.calls > 1]
+    if not starts or not any("MultiProcessing" in fetch.range for fetch in fetches):
         return ""
     start_text = short_ms(starts[0].p50_ns)
     return f"; workers start {times_text(starts[0].calls)}, {start_text} each: persistent_workers=True would keep them"

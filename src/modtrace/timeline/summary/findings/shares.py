@@ -20,7 +20,7 @@ from .finding import MIN_STEPS, Finding, RuleInput, only_option, times_text
 from .inside import PARAMETRIZATIONS
 from .noted import NotedSteps, Operator, calls_text, tensors_of
 from .occasions import LOADER_START, MIN_EVALUATION_SHARE, collections_text
-from .siblings import place_of
+from .siblings import list_pattern
 
 # Minimum share of a step by part. Without a fault, 41 real programs had 6 to 28 % in optimizers, up to 24 % in loaders
 # and 1 to 3 % in losses. Communication is waiting: all of it is lost.
@@ -147,7 +147,8 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
                 in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
                 evidence += notes.outside_text(forward_ns, tensors, in_losses)
             is_described = any(
-                op.get("how") or op.get("class") in _FLATTENING_OPTIMIZERS for op in rule_input.optimizers
+                optimizer.get("how") or optimizer.get("class") in _FLATTENING_OPTIMIZERS
+                for optimizer in rule_input.optimizers
             )
             if part == "optimizer" and not is_described:
                 evidence += notes.own_optimizer_text(tensors)
@@ -181,9 +182,8 @@ def _large_part(rule_input: RuleInput, part: str, ns_per_step: float, evidence: 
     where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
     title = f"{part} takes a large share"
     if part == OTHER:
-        location = (
-            "between calls, outside of modules and ranges," if between else "outside of modules and ranges (other)"
-        )
+        location = "outside of modules and ranges"
+        location = f"between calls, {location}," if between else f"{location} (other)"
         title = f"time {location} takes a large share"
     elif is_range:
         title = "takes a large share"
@@ -199,13 +199,13 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
     ranges = rule_input.ranges_of(part)
     match part:
         case "data loading":
-            has_workers = any("MultiProcessing" in times.range for times in ranges)
+            has_workers = any("MultiProcessing" in range_times.range for range_times in ranges)
             text = ", waiting for the loader's workers" if has_workers else ", work of the training process: no workers"
-            starts = sum(times.calls for times in ranges if times.range.endswith(LOADER_START)) / rule_input.steps
+            loader_calls = [range_times.calls for range_times in ranges if range_times.range.endswith(LOADER_START)]
+            starts = sum(loader_calls) / rule_input.steps
             if starts >= _MIN_PER_STEP:
-                text += (
-                    f"; the loader begins anew {times_text(starts)} a step: it shuffles, and starts its workers, again"
-                )
+                text += f"; the loader begins anew {times_text(starts)} a step: "
+                text += "it shuffles, and starts its workers, again"
             return text
         case "loss" if backward_ns:
             return f", {short_ms(backward_ns)} of it in backward, outside of modules"
@@ -213,9 +213,9 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
             clauses = [_description(optimizer) for optimizer in rule_input.optimizers if part == "optimizer"]
             if clauses and (count := rule_input.first_tensor_count) >= _MANY_OPTIMIZERS:
                 clauses = [f"{count:,} optimizers or more; {clauses[0]}"]
-            clauses += [
-                f"{times.range} {short_ms(times.total_ns / max(times.calls, 1))} a call" for times in ranges[:2]
-            ]
+            for range_times in ranges[:2]:
+                mean_ns = range_times.total_ns / max(range_times.calls, 1)
+                clauses.append(f"{range_times.range} {short_ms(mean_ns)} a call")
             return "".join(f"; {clause}" for clause in clauses)
         case "communication":
             totals = rule_input.summary.overview.communication if rule_input.summary.overview else {}
@@ -223,14 +223,13 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
             frequent = [operator for operator in operators_per_step if operator.calls >= _MIN_PER_STEP]
             text = f", for what is sent, or for other ranks; a step has {calls_text(frequent)}" if frequent else ""
             in_backward = f"; {short_ms(backward_ns)} of it in backward passes, in no module's backward"
-            if any(row.module_class == _DDP for row in rule_input.rows) and any(
-                operator.name == "broadcast" for operator in frequent
-            ):
+            is_ddp = any(row.module_class == _DDP for row in rule_input.rows)
+            if is_ddp and any(operator.name == "broadcast" for operator in frequent):
                 text += f"; {_DDP} broadcasts buffers in each forward, unless it has broadcast_buffers=False"
             return text + (in_backward if backward_ns else "") + _accumulation_text(rule_input, frequent)
-        case "other" if between:
+        case _ if part == OTHER and between:
             return ": what the program prepares, or waits for"
-        case "other":
+        case _ if part == OTHER:
             ns_after = rule_input.other_ns_after
             previous = max(ns_after, key=lambda name: ns_after[name])
             return f"; {ns_after[previous] / (sum(ns_after.values()) or 1):.0%} of it follows {previous}"
@@ -243,32 +242,28 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
 
 def _accumulation_text(rule_input: RuleInput, frequent: Sequence[Operator]) -> str:
     """Return a clause if DistributedDataParallel, and a collective with it, runs more than once in a step."""
-    runs = [
-        int(calls)
-        for row, calls in zip(rule_input.rows, rule_input.runs.calls_with_backward, strict=True)
-        if row.module_class == "DistributedDataParallel"
-    ]
-    times = max(runs, default=0) / rule_input.steps
-    if times < 2 or not any(operator.calls >= times for operator in frequent):
+    rows_and_calls = zip(rule_input.rows, rule_input.runs.calls_with_backward, strict=True)
+    runs = [int(calls) for row, calls in rows_and_calls if row.module_class == _DDP]
+    runs_per_step = max(runs, default=0) / rule_input.steps
+    if runs_per_step < 2 or not any(operator.calls >= runs_per_step for operator in frequent):
         return ""
-    return (
-        f"; the model runs {times_text(times)} a step: if gradients are summed up, no_sync() leaves these to the last"
-    )
+    text = f"; the model runs {times_text(runs_per_step)} a step: if gradients are summed up, "
+    return f"{text}no_sync() leaves these to the last"
 
 
 def _find_large_optimizer_helper(rule_input: RuleInput, notes: NotedSteps) -> Finding | None:
     """Return a finding for the longest range such as clipping or a scheduler that has a large share of the steps."""
-    for times in rule_input.ranges_of("optimizer"):
-        calls = times.calls / rule_input.steps
-        ns_per_step = times.p50_ns * calls
-        is_step = times.range.endswith(".step") and not times.range.startswith("LRScheduler.")
-        fills = notes.zero_fills if "zero_grad" in times.range else []
+    for range_times in rule_input.ranges_of("optimizer"):
+        calls = range_times.calls / rule_input.steps
+        ns_per_step = range_times.p50_ns * calls
+        is_step = range_times.range.endswith(".step") and not range_times.range.startswith("LRScheduler.")
+        fills = notes.zero_fills if "zero_grad" in range_times.range else []
         min_share = _MIN_PARAMETER_LOOP_SHARE if calls >= _MANY_OPTIMIZERS or fills else _MIN_HELPER_SHARE
         if not is_step and ns_per_step >= max(min_share * rule_input.median_step_ns, rule_input.min_ns):
-            evidence = f"{times_text(calls)} a step, {short_ms(times.p50_ns)} each (median)"
+            evidence = f"{times_text(calls)} a step, {short_ms(range_times.p50_ns)} each (median)"
             evidence += ": a loop, where one call takes all parameters" if calls >= _MANY_OPTIMIZERS else ""
             evidence += f"; it runs {calls_text(fills)}: set_to_none=True, torch's default, fills none" if fills else ""
-            title, where, part = "takes a large share", times.range, "optimizer"
+            title, where, part = "takes a large share", range_times.range, "optimizer"
             return rule_input.finding(title, where, part, evidence=evidence, show="--ranges", ns=ns_per_step)
     return None
 
@@ -308,7 +303,7 @@ def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
     rows, trains, holders = rule_input.rows, rule_input.trains, rule_input.holders
     outer_holders = {fqn for fqns in rule_input.outer.values() for fqn in fqns[1:]}
     own_ns, waits_ns = rule_input.own_p10_ns, _waits_in_forward(rule_input)
-    by_place: dict[tuple[str, str], list[int]] = {}
+    by_pattern: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rows):
         max_ratio = _MAX_HOLDER_BACKWARD_RATIO if row.fqn in holders else _MAX_BACKWARD_RATIO
         if (
@@ -319,8 +314,8 @@ def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
             and row.backward_self_ns < max_ratio * (rule_input.runs.own_forward_ns[index] - rule_input.stops_ns(index))
             and not rule_input.is_wrapper(row)
         ):
-            by_place.setdefault((place_of(rule_input, row.fqn), row.module_class), []).append(index)
-    for (place, module_class), members in by_place.items():
+            by_pattern.setdefault((list_pattern(rule_input, row.fqn), row.module_class), []).append(index)
+    for (pattern, module_class), members in by_pattern.items():
         forwards_ns = rule_input.runs.own_forward_ns[members]
         member_ns = np.minimum(np.maximum(own_ns[members], 0.0), forwards_ns / max(rule_input.steps, 1))
         own_backward_ns = sum(rows[index].backward_self_ns for index in members) / rule_input.steps
@@ -333,7 +328,7 @@ def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
         if ns_per_step < max(min_share * rule_input.median_step_ns, rule_input.min_ns * rule_input.samples_per_step):
             continue
         first = rows[members[int(np.argmax(member_ns))]]
-        several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
+        several = f" in {len(members)} modules {pattern} ({module_class})" if len(members) > 1 else ""
         text = f", own backward {short_ms(own_backward_ns)}: Python or waiting"
         if not trains:
             step_text = short_ms(rule_input.median_step_ns)
@@ -341,9 +336,8 @@ def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
         evidence = f"own forward {short_ms(own_forward_ns)} a step{several}{text}"
         evidence += f"; {hooks}" if (hooks := notes.hooks_text(first.fqn)) else ""
         title = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
-        yield rule_input.finding(
-            title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=ns_per_step
-        )
+        show = only_option(pattern)
+        yield rule_input.finding(title, first.fqn, "forward", evidence=evidence, show=show, ns=ns_per_step)
 
 
 def _waits_in_forward(rule_input: RuleInput) -> float:
@@ -434,47 +428,40 @@ def _loops(rule_input: RuleInput) -> Iterator[Finding]:
     A module without a parent counts by its calls in a step, if it trains: a policy's rollout waits for its next input.
     """
     calls_by_fqn = {row.fqn: float(calls) for row, calls in zip(rule_input.rows, rule_input.calls, strict=True)}
-    by_place: dict[str, list[int]] = {}
+    by_pattern: dict[str, list[int]] = {}
     for index, row in enumerate(rule_input.rows):
         has_backward = rule_input.runs.calls_with_backward[index] >= _MIN_PER_STEP * rule_input.runs.calls[index]
         if rule_input.outer[row.fqn] or has_backward:
-            by_place.setdefault(place_of(rule_input, row.fqn), []).append(index)
+            by_pattern.setdefault(list_pattern(rule_input, row.fqn), []).append(index)
     in_loops: set[str] = set()
-    for place, members in sorted(by_place.items(), key=lambda item: item[0].count(".")):
+    for pattern, members in sorted(by_pattern.items(), key=lambda item: item[0].count(".")):
         rows, calls = [rule_input.rows[index] for index in members], float(rule_input.calls[members].sum())
         ns_per_step, outer = float(rule_input.module_median_ns[members].sum()), rule_input.outer[rows[0].fqn]
         parents = {fqn for row in rows for fqn in rule_input.outer[row.fqn][:1]}
-        times = calls / max(sum(calls_by_fqn[fqn] for fqn in parents), 1e-9) if parents else calls
+        calls_per_parent = calls / max(sum(calls_by_fqn[fqn] for fqn in parents), 1e-9) if parents else calls
         call_ns = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
         # As for parts: a busy machine makes a mean several times as long.
         call_ns *= min(1.0, float(rule_input.p10_ns[members].sum()) / max(ns_per_step, 1.0))
         # A list of many layers that follow each other is not a loop: each is called once.
-        is_list = times < _MIN_MODULE_CALLS * len(rows) / max(len(parents), 1)
+        is_list = calls_per_parent < _MIN_MODULE_CALLS * len(rows) / max(len(parents), 1)
         is_long = call_ns > _MAX_LOOP_CALL_NS
-        if (
-            times < _MIN_LOOP_CALLS
-            or is_list
-            or is_long
-            or ns_per_step < _MIN_CALL_LOOP_SHARE * rule_input.median_step_ns
-        ):
+        is_cheap = ns_per_step < _MIN_CALL_LOOP_SHARE * rule_input.median_step_ns
+        if calls_per_parent < _MIN_LOOP_CALLS or is_list or is_long or is_cheap:
             continue
         if in_loops.isdisjoint(outer):
             evidence = f"a call of {outer[0]} calls it" if outer else "a step calls it"
-            evidence += f" {times_text(times)}, {short_ms(call_ns)} each in forward"
-            evidence += f" ({len(rows)} modules {place})" if len(rows) > 1 else ""
+            evidence += f" {times_text(calls_per_parent)}, {short_ms(call_ns)} each in forward"
+            evidence += f" ({len(rows)} modules {pattern})" if len(rows) > 1 else ""
             evidence += ": a loop in Python, of which fewer and larger calls take less"
-            first, title = max(rows, key=lambda row: row.in_steps_ns), "is called in a loop, for a short time each"
-            yield rule_input.finding(
-                title, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=ns_per_step
-            )
+            first, show = max(rows, key=lambda row: row.in_steps_ns), only_option(pattern)
+            title = "is called in a loop, for a short time each"
+            yield rule_input.finding(title, first.fqn, "forward", evidence=evidence, show=show, ns=ns_per_step)
         in_loops.update(row.fqn for row in rows)
 
 
 def _unused_graph(rule_input: RuleInput, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
-    evidence = (
-        f"forward {times_text(calls / rule_input.steps)} a step, {short_ms(forward_ns / calls)} each, and never a "
-    )
-    evidence += "backward: under torch.no_grad() it takes less time and memory"
+    evidence = f"forward {times_text(calls / rule_input.steps)} a step, {short_ms(forward_ns / calls)} each, "
+    evidence += "and never a backward: under torch.no_grad() it takes less time and memory"
     outer = rule_input.outer[row.fqn]
     evidence += f"; no loss needs what it computes in {outer[0]}" if outer else ""
     title = "builds a graph that no backward pass uses"
@@ -487,15 +474,13 @@ def _recompute(rule_input: RuleInput) -> Iterator[Finding]:
     if not total_ns or ns_per_step < rule_input.min_share_ns:
         return
     overview = rule_input.summary.overview
-    recomputed_classes = overview.recomputed if overview is not None else {}
-    recomputed = {
-        row.fqn: row for row in rule_input.rows if row.recompute_ns and row.module_class in recomputed_classes
-    }
+    classes = overview.recomputed if overview is not None else {}
+    recomputed = {row.fqn: row for row in rule_input.rows if row.recompute_ns and row.module_class in classes}
     outermost = [row for fqn, row in recomputed.items() if recomputed.keys().isdisjoint(rule_input.outer.get(fqn, ()))]
-    fqns_by_place: dict[str, list[str]] = {}
+    fqns_by_pattern: dict[str, list[str]] = {}
     for row in outermost:
-        fqns_by_place.setdefault(place_of(rule_input, row.fqn), []).append(row.fqn)
-    names = [place if fqns[1:] else fqns[0] for place, fqns in fqns_by_place.items()]
+        fqns_by_pattern.setdefault(list_pattern(rule_input, row.fqn), []).append(row.fqn)
+    names = [pattern if fqns[1:] else fqns[0] for pattern, fqns in fqns_by_pattern.items()]
     evidence = f"checkpointing runs {', '.join(names[:3])} again: {short_ms(ns_per_step)} a step"
     rows = rule_input.summary.memory.rows if rule_input.summary.memory is not None else ()
     saved_bytes = sum(

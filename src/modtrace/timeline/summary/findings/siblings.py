@@ -24,7 +24,7 @@ _MIN_MEDIAN_RATIO = 1.5
 _MAX_SPREAD = 1.6
 """Maximum ratio of the largest sibling to their median; modules of one class with more differ in size."""
 _MIN_RATIO_OF_UNLIKE = 10.0
-"""Minimum ratio to the largest sibling in a place of a list with a wider spread, as all tiny modules have."""
+"""Minimum ratio to the largest sibling in one list pattern with a wider spread, as all tiny modules have."""
 _COLD_NS = 500_000
 """Extra time in ns that is normal for the first module: its caches are cold, and threads may have slept before."""
 _MIN_INNER_SHARE = 0.7
@@ -37,12 +37,12 @@ class _Siblings(NamedTuple):
     Attributes:
         rows: indices of their rows.
         pattern: shell pattern of their names.
-        is_place: whether they have the same place in a list; otherwise they have one class and one parent.
+        in_list: whether they have one list pattern; otherwise they have one class and one parent.
     """
 
     rows: Int64Array
     pattern: str
-    is_place: bool
+    in_list: bool
 
 
 class _Outlier(NamedTuple):
@@ -65,15 +65,15 @@ def find_outliers(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]
             if is_slower and not is_cold and not _is_larger(rule_input, outlier):
                 reported.add(outlier.row)
                 yield _time_finding(rule_input, outlier, notes, median_ns)
-        yield from _own_outliers(rule_input, [group for group in groups if group.is_place], reported, notes)
+        yield from _own_outliers(rule_input, [group for group in groups if group.in_list], reported, notes)
     flops = np.array([_flops_of_call(row) for row in rows])
     retained_bytes = np.array([row.retained_bytes or 0 for row in rows])
     peak_bytes = rule_input.summary.memory.peak_bytes if rule_input.summary.memory is not None else 0
     for outlier in _innermost(rule_input, _outliers(flops, groups, MIN_SHARE * flops.max(initial=0.0))):
         if outlier.row not in reported:
             reported.add(outlier.row)
-            times = flops[outlier.row] / max(float(np.median(flops[outlier.siblings.rows])), 1.0)
-            text = f"{times:.3g} times as many a call"
+            ratio = flops[outlier.row] / max(float(np.median(flops[outlier.siblings.rows])), 1.0)
+            text = f"{ratio:.3g} times as many a call"
             yield _other_finding(rule_input, outlier, "has more FLOPs than its siblings", text)
     for outlier in _innermost(rule_input, _outliers(retained_bytes, groups, max(MIN_SHARE * peak_bytes, _MIN_BYTES))):
         if outlier.row not in reported:
@@ -100,7 +100,7 @@ def _own_outliers(
             yield _time_finding(rule_input, outlier, notes, own_ns)
 
 
-def place_of(rule_input: RuleInput, fqn: str) -> str:
+def list_pattern(rule_input: RuleInput, fqn: str) -> str:
     """Return the name with `*` for its indices in lists, see `place_in_lists`."""
     return place_in_lists(fqn, rule_input.outer)
 
@@ -110,13 +110,13 @@ def _sibling_groups(rule_input: RuleInput, notes: NotedSteps) -> Iterator[_Sibli
     for index, row in enumerate(rule_input.rows):
         if not row.fqn or not rule_input.runs.calls[index]:
             continue
-        place, parent = place_of(rule_input, row.fqn), row.fqn.rpartition(".")[0]
-        if "*" in place and notes.has_siblings(place):
-            by_key.setdefault((place, ""), []).append(index)
+        pattern, parent = list_pattern(rule_input, row.fqn), row.fqn.rpartition(".")[0]
+        if "*" in pattern and notes.has_siblings(pattern):
+            by_key.setdefault((pattern, ""), []).append(index)
         by_key.setdefault((f"{parent}.*", row.module_class), []).append(index)
     for (pattern, module_class), members in by_key.items():
         if len(members) >= (4 if module_class else 3):
-            yield _Siblings(np.array(members), pattern, is_place=not module_class)
+            yield _Siblings(np.array(members), pattern, in_list=not module_class)
 
 
 def _outliers(
@@ -132,7 +132,7 @@ def _outliers(
         lower_values = np.sort(group_values)[: len(group_values) - max(1, len(group_values) // 3)]
         median, largest = float(np.median(lower_values)), float(lower_values[-1])
         is_alike = largest <= (_MAX_SPREAD * median if len(lower_values) > 2 else _MIN_RATIO * float(lower_values[0]))
-        if not is_alike and not group.is_place:
+        if not is_alike and not group.in_list:
             continue
         threshold = (min_ratio if is_alike else _MIN_RATIO_OF_UNLIKE) * largest
         differs = (group_values > threshold) & (group_values - median > min_excess)
@@ -163,7 +163,7 @@ def _is_larger(rule_input: RuleInput, outlier: _Outlier) -> bool:
     """Return whether a module in no list has more to compute: then its backward is longer as well."""
     row, siblings = rule_input.rows[outlier.row], [rule_input.rows[index] for index in outlier.siblings.rows.tolist()]
     usual_ns = float(np.median([sibling.backward_ns / max(sibling.calls, 1) for sibling in siblings]))
-    return not outlier.siblings.is_place and row.backward_ns / max(row.calls, 1) > _MIN_RATIO * usual_ns > 0
+    return not outlier.siblings.in_list and row.backward_ns / max(row.calls, 1) > _MIN_RATIO * usual_ns > 0
 
 
 def _time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
