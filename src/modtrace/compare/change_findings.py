@@ -50,8 +50,10 @@ _EXACT = {
 }
 _SAME_TIME_RATIO = 1.25
 """Maximum ratio of two times that count as the same."""
-_MIN_LINES_SHARE, _MAX_LINES_SHARE = 0.5, 1.5
-"""Limits of the growth between two lines that explains the difference of a part, as shares of that difference."""
+_MIN_LINES_SHARE = 0.5
+"""Minimum growth between two lines that explains the difference of a part, as a share of that difference."""
+_MAX_LINES_SHARE = 1.5
+"""Maximum of the same share."""
 
 
 def find_changes(diff: Diff) -> list[Finding]:

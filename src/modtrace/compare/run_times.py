@@ -62,8 +62,10 @@ PROGRAM_FACTS = {
 """Facts about a program, each with the part of the step, or the whole step, whose time it affects."""
 EXACT_VALUE_PREFIXES = (*PROGRAM_FACTS, "FLOPs of ", "bytes held at most", INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
 """Prefixes of the keys of all exact values, which differ only if the program does."""
-_MEAN_START, _MEAN_END = 0.05, 0.5
-"""Shares of the steps, in order of their times, between which the mean is computed."""
+_MEAN_START = 0.05
+"""Share of the steps, in order of their times, that the mean leaves out as the fastest."""
+_MEAN_END = 0.5
+"""Share of the steps, in the same order, at which the mean ends."""
 _CLOCK_VARIANCE = 1e-8
 """Minimum relative variance of a time: one part in 10,000, squared."""
 _HEAD = b'{"format": "modtrace baseline"'

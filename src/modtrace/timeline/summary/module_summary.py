@@ -28,7 +28,10 @@ from .units import RangeTimes, UnitTimes
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-_MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
+_MAX_HOLDERS = 10
+"""Maximum number of holders of memory in HTML."""
+_MAX_HTML_STEPS = 10
+"""Maximum number of steps in HTML."""
 _FIRST_SCREENS = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1))
 """Numbers of modules and of findings with evidence on a first screen: the first pair that fits `FIRST_BYTES`."""
 FIRST_BYTES = 2_900

@@ -199,7 +199,10 @@ def ranges_table(summary: Summary) -> Table:
     return Table(_RANGE_COLUMNS, summary.ranges, fields_of(RangeTimes), noun="range")
 
 
-_MAX_THREADS, _MAX_OUTSIDE_PARTS = 8, 3
+_MAX_THREADS = 8
+"""Maximum number of threads with rows of their own."""
+_MAX_OUTSIDE_PARTS = 3
+"""Maximum number of parts that a text about the time between steps names."""
 _UNIT_COLUMNS = (
     Column("step", lambda unit: f"  {unit.stage}" if unit.stage else unit.unit, NAME),
     Column("thread", lambda unit: unit.thread or "all", NAME, 1),

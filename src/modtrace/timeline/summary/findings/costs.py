@@ -11,8 +11,10 @@ from ..flop_summary import FlopSummary
 from .finding import TRACE, Finding, RuleInput
 from .siblings import list_pattern
 
-_MIN_HELD_SHARE, _MIN_HELD_BYTES = 0.3, 8 << 20
-"""Minimum share of the peak, and minimum bytes, that one module holds; one of many equal layers holds less."""
+_MIN_HELD_SHARE = 0.3
+"""Minimum share of the peak that one module holds; one of many equal layers holds less."""
+_MIN_HELD_BYTES = 8 << 20
+"""Minimum number of bytes that this module holds."""
 _MIN_RATIO_TO_NEXT = 3
 """Minimum ratio of its memory to that of the next module with another list pattern."""
 _LOW_MFU = 0.2

@@ -15,8 +15,10 @@ from .siblings import list_pattern
 
 _MAX_SHORT_NS = 200_000
 """Maximum mean time in ns of an operator and its call for a loop: fewer rounds save nothing if each computes much."""
-_MOST, _MUCH = 0.5, 0.3
-"""Minimum shares of the time of a module's operators, or of its own forward, for most and much of it."""
+_MOST = 0.5
+"""Minimum share of the time of a module's operators, or of its own forward, for most of it."""
+_MUCH = 0.3
+"""Minimum share of the same time for much of it."""
 _MAKERS = frozenset(
     {"arange", "eye", "full", "linspace", "meshgrid", "one_hot", "ones", "randperm", "tril", "triu", "tril_", "triu_"}
     | {"ones_like", "full_like", "masked_fill", "masked_fill_", "outer"}
@@ -28,7 +30,8 @@ _SORTERS = frozenset(
 )
 """Operators that sort or factorize, besides those of linalg. No layer consists of them: routing to experts and sampling
 of tokens sort few values, in little time."""
-_LINALG, _PLAIN_LINALG = "linalg_", frozenset({"vector_norm", "norm", "matmul", "vecdot", "multi_dot", "cross"})
+_LINALG = "linalg_"
+_PLAIN_LINALG = frozenset({"vector_norm", "norm", "matmul", "vecdot", "multi_dot", "cross"})
 PARAMETRIZATIONS = ".parametrizations."
 """Part of the names of modules that compute weights from others."""
 _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum"})

@@ -33,9 +33,10 @@ _ENGINE_OPERATORS = frozenset({"sum", "add", "add_", "view"})
 _MIN_OPERATOR_SHARE = 0.3
 """Minimum share of a time that operators have if they are its cause: calling them can cost the same again."""
 _PYTHON_TEXT = "hardly any of it in operators of torch: Python, or waiting"
-_OPERATOR_CALL_NS, _MODULE_CALL_NS = 20_000, 50_000
-"""Maximum Python time in ns to call an operator, or a module, on a busy machine, times `python_slowness`. A node costs
-torch the same as an operator."""
+_OPERATOR_CALL_NS = 20_000
+"""Maximum Python time in ns to call an operator, or a node, on a busy machine, times `python_slowness`."""
+_MODULE_CALL_NS = 50_000
+"""Maximum Python time in ns to call a module, on the same machine and times the same factor."""
 _MIN_GAP_SHARE = 0.3
 """Minimum share of a time between two lines of the program for these lines to be reported."""
 _MIN_SLOW_GAP_SHARE = 0.5
@@ -44,16 +45,22 @@ _MIN_HOOKS_SHARE = 0.05
 """Minimum share of the median step for hooks, which watch the computation and are no part of it."""
 _FORWARD_PER_BACKWARD = 0.5
 """Ratio of forward to backward time for the operators of a module that holds others, such as attention."""
-_GROWTHS, _STEADY = 3, 0.5
-"""Number of intervals of growth, and minimum share of the fastest growth in each: growth of caches slows down."""
-_MIN_GROWTH, _MIN_SURE_GROWTH = 1 << 20, 2 << 20
-"""Minimum growth in bytes a step, with a list that grows too, or without one: varying sizes add up to 1.3 MiB."""
+_GROWTHS = 3
+"""Number of intervals of growth."""
+_STEADY = 0.5
+"""Minimum share of the fastest growth in each interval: growth of caches slows down."""
+_MIN_GROWTH = 1 << 20
+"""Minimum growth in bytes a step, with a list that grows too."""
+_MIN_SURE_GROWTH = 2 << 20
+"""Minimum growth in bytes a step without such a list: varying sizes add up to 1.3 MiB."""
 _STEADY_AT_END = 0.75
 """Minimum share of the fastest growth in the last interval, half of all steps: varying sizes add half as much."""
 _MIN_NEW_SHARE = 0.4
 """Minimum share of steps with an optimizer known to be new for a finding: recordings know half of them or more."""
-_MIN_UNTRAINED_SHARE, _PARAMETER_GRADIENT_SHARE = 0.05, 0.5
-"""Minimum share of the median step for unused gradients, and their minimum share of a module's backward."""
+_MIN_UNTRAINED_SHARE = 0.05
+"""Minimum share of the median step for unused gradients."""
+_PARAMETER_GRADIENT_SHARE = 0.5
+"""Minimum share of unused gradients in a module's own backward."""
 MIN_SAME_INPUTS = 0.5
 """Minimum number of calls in a step with the inputs of an earlier one, for a finding: most steps have one."""
 DOUBLES = "computes in float64, most others do not"

@@ -45,14 +45,20 @@ def find_calls_at_once(rule_input: RuleInput) -> Iterator[Finding]:
     yield rule_input.finding(title, evidence=evidence, show="--by step", ns=median_ns - unhindered_ns)
 
 
-_MIN_RUN_STEPS, _MIN_RUNS_SHARE = 12, 0.75
-"""Minimum number of steps in a run, for quarters of three, and minimum share of all steps that lie in such runs."""
-_FALL_STEPS, _MAX_FALL_RATIO = 8, 0.75
+_MIN_RUN_STEPS = 12
+"""Minimum number of steps in a run, for quarters of three."""
+_MIN_RUNS_SHARE = 0.75
+"""Minimum share of all steps that are in such runs."""
+_FALL_STEPS = 8
+"""Number of steps before, and after, a step that are compared to find the end of a run."""
+_MAX_FALL_RATIO = 0.75
 """A run ends at a step if median(next `_FALL_STEPS`) <= `_MAX_FALL_RATIO` * p25(previous `_FALL_STEPS`)."""
 _MIN_GROWTH_RATIO = 1.5
 """Minimum ratio of the level in the last quarters of runs to the level in the first quarters."""
-_FEW_RUNS, _MIN_GROWTH_RATIO_OF_FEW_RUNS = 2, 2.0
-"""Maximum number of runs for a higher minimum: a machine can get busier twice."""
+_FEW_RUNS = 2
+"""Maximum number of runs for a higher minimum of that ratio: a machine can get busier twice."""
+_MIN_GROWTH_RATIO_OF_FEW_RUNS = 2.0
+"""This higher minimum."""
 _MIN_QUARTER_SHARE = 0.1
 """Minimum share of the growth in each quarter: a second length of inputs grows in one jump."""
 _MIN_LONGER_PAIRS_SHARE = 0.9
@@ -160,8 +166,10 @@ def _split_at_falls(ns: Int64Array) -> list[Int64Array]:
     return np.split(np.arange(len(ns)), starts)
 
 
-_MIN_EXCESS_SHARE, _MIN_OCCASION_RATIO = 0.05, 3
-"""Minimum excess of an occasional part over its own median, as a share of the median step, and minimum ratio to it."""
+_MIN_EXCESS_SHARE = 0.05
+"""Minimum excess of an occasional part over its own median, as a share of the median step."""
+_MIN_OCCASION_RATIO = 3
+"""Minimum ratio of an occasional part to its own median."""
 _RECOMPILATION = re.compile(r"torch\.compile \d+/[1-9]")
 _LAZY_BACKWARD = ": lazy backward"
 """End of the names of compilations that come with the first backward of a graph, and give no reason."""
@@ -175,8 +183,10 @@ LOADER_START = "DataLoader.__iter__"
 """End of the name of the range in which a loader shuffles, and starts its workers."""
 _FREQUENT_PARTS = ("data loading", "optimizer", "communication")
 """Parts that count as core parts if most steps have them."""
-_MIN_SLOW_EXCESS, _MIN_SLOW_LAYER_EXCESS = 3.0, 2.0
-"""Minimum excess of a slow step in median steps, and of one by a module of a list, if waits for a CPU are known."""
+_MIN_SLOW_EXCESS = 3.0
+"""Minimum excess of a slow step, in median steps."""
+_MIN_SLOW_LAYER_EXCESS = 2.0
+"""Minimum excess of a step that a module of a list makes slow, in median steps, if waits for a CPU are known."""
 _MIN_STALL_NS = 15_000_000
 """Minimum excess of a slow step in ns: threads of Python wait for each other, 5 ms for each."""
 _MIN_OUTLAST_RATIO = 3
@@ -185,10 +195,14 @@ _CPU_WAIT_SHARE = 0.5
 """Minimum share of the excess that a thread waits for a CPU if the machine made the step slow."""
 _LARGER_WORK_RATIO = 3.0
 """Minimum ratio of forward and backward to their medians if there is more to compute."""
-_LONG_EXCESS_NS, _MIN_WAITS_RATIO = 50_000_000, 4.0
-"""The total wait of all calls explains an excess of `_LONG_EXCESS_NS` or more if it is `_MIN_WAITS_RATIO` times it."""
-_MIN_LONG_CALL_RATIO, _MIN_LONG_CALLS_SHARE = 4.0, 0.2
-"""Minimum ratio of a long call to the median call, and minimum share of long calls in the time of all."""
+_LONG_EXCESS_NS = 50_000_000
+"""Minimum excess in ns at which the total wait of all calls must be `_MIN_WAITS_RATIO` times the excess."""
+_MIN_WAITS_RATIO = 4.0
+"""Minimum ratio of that total wait to a long excess to explain it."""
+_MIN_LONG_CALL_RATIO = 4.0
+"""Minimum ratio of a long call to the median call."""
+_MIN_LONG_CALLS_SHARE = 0.2
+"""Minimum share of long calls in the time of all."""
 _MAX_SAMPLING_NS = 50_000_000
 """Maximum time in ns of a slow part that the Python engine's sampling of steps 1, 2, 4, 8 … explains."""
 _MIN_SLOW_SHARE = 0.04

@@ -56,8 +56,10 @@ _MIN_PYTHON_SHARE = 0.10
 """Minimum share of `other` with hardly any operators, which is Python or waiting. Clipping calls many of them."""
 _MIN_CHANGEABLE_OPTIMIZER_SHARE = 0.20
 """Minimum share of an optimizer with hooks or many small groups, which a user can change."""
-_MANY_GROUPS, _MAX_GROUP_TENSORS = 32, 2
-"""Minimum number of groups, and limit of their mean size, for many small groups; rates by layer make groups of six."""
+_MANY_GROUPS = 32
+"""Minimum number of groups of an optimizer for many small ones."""
+_MAX_GROUP_TENSORS = 2
+"""Limit of their mean number of tensors; rates by layer make groups of six."""
 _MIN_FOREACH_OFF_SHARE = 0.08
 """Minimum share of an optimizer with foreach=False; in real programs it is at least 6 %."""
 _MANY_OPTIMIZERS = 8
@@ -84,10 +86,14 @@ _MAX_LOOP_CALL_NS = 1_000_000
 _MIN_CALL_LOOP_SHARE = 0.2
 _MIN_MODULE_CALLS = 2
 """Minimum mean number of calls of each module in such a loop; the layers of a list are called once each."""
-_MIN_HOST_SHARE, _MAX_BACKWARD_RATIO = 0.10, 0.2
-"""Minimum share of host time, and maximum ratio of own backward to own forward: operators have a longer backward."""
-_MIN_SURE_HOST_SHARE, _MAX_NO_BACKWARD_RATIO = 0.04, 0.05
-"""Limits of modules without inner ones and with hardly any backward, whose time no trained operator explains."""
+_MIN_HOST_SHARE = 0.10
+"""Minimum share of host time in a module's own forward."""
+_MAX_BACKWARD_RATIO = 0.2
+"""Maximum ratio of own backward to own forward for host time: operators have a longer backward."""
+_MIN_SURE_HOST_SHARE = 0.04
+"""Minimum share of host time in modules without inner ones, whose time no trained operator explains."""
+_MAX_NO_BACKWARD_RATIO = 0.05
+"""Maximum ratio of own backward to own forward for such modules, which have hardly any backward."""
 _MAX_HOLDER_BACKWARD_RATIO = 0.6
 """Maximum ratio for modules with inner ones, whose time is reduced by it: attention between these has a backward."""
 _MIN_PARAMETRIZED_SHARE = 0.05

@@ -17,8 +17,10 @@ from .finding import MIN_SHARE, MIN_STEPS, Finding, RuleInput, ms_range, only_op
 from .noted import MIN_SAME_INPUTS, NotedSteps
 
 _MIN_BYTES = 1 << 20
-_MIN_RATIO, _MIN_CALLS_RATIO = 2.0, 1.5
-"""Minimum ratio of an outlier to its largest sibling, and of its calls, or FLOPs in a call, to the siblings' median."""
+_MIN_RATIO = 2.0
+"""Minimum ratio of an outlier to its largest sibling."""
+_MIN_CALLS_RATIO = 1.5
+"""Minimum ratio of an outlier's calls, or of its FLOPs in a call, to the median of its siblings."""
 _MIN_MEDIAN_RATIO = 1.5
 """Minimum ratio of the median steps: on a busy machine, 10th percentiles can differ by more."""
 _MAX_SPREAD = 1.6
