@@ -13,7 +13,7 @@ import pytest
 
 import modtrace
 from modtrace import Timeline
-from modtrace.compare.side_by_side import TypicalStep, compared, side_by_side
+from modtrace.compare.side_by_side import TypicalStep, make_comparison, side_by_side
 from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Track
 from modtrace.timeline.slices import DTYPES
 from modtrace.write.html import payload
@@ -127,7 +127,9 @@ def test_each_span_has_the_change_of_its_module_and_phase() -> None:
         recording(0), recording(1, {("Net.h.3", BACKWARD): 1.5}, rename=renamed), map={"Net.h": "Net.layers"}
     )
     joined = side_by_side(shown(difference))
-    header, body = unpack(payload(joined, compared(joined, shown(difference), difference.header, difference.changes)))
+    header, body = unpack(
+        payload(joined, make_comparison(joined, shown(difference), difference.header, difference.changes))
+    )
 
     comparison = header["comparison"]
     assert comparison["titles"] == ["before", "after"]

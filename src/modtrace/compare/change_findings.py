@@ -11,7 +11,7 @@ from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
 from ..timeline.summary.overview import shortened
 from ..timeline.summary.slow_steps import short_ms
 from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, PROGRAM_FACTS, names_around
-from .verdicts import ALMOST_ALL, FLOOR, MIN_CHANGE, MIN_STEPS, Cause, Change
+from .verdicts import ALMOST_ALL, FLOOR, MIN_CHANGE, MIN_STEPS, PART, Cause, Change
 
 if TYPE_CHECKING:
     from .diff_result import Diff
@@ -89,7 +89,7 @@ def closing_words(diff: Diff, findings: Sequence[Finding], looked_at: str) -> st
         advice += ", with --flops or --shapes"
     if unsure:
         rows = [f"{row.label} ({ratio_text(row.ratio)})" for row in unsure]
-        sentence = f"cannot tell whether {_places(rows) or rows[0]} changed{too}: {advice}"
+        sentence = f"cannot tell whether {_names_text(rows) or rows[0]} changed{too}: {advice}"
     elif len(findings) == MAX_FINDINGS:
         return ""
     else:
@@ -132,9 +132,9 @@ class _Changes:
         self.remaining = [
             change
             for change in diff.changes
-            if (change.calls_changed or change.verdict in {"slower", "faster"})
+            if (change.calls_changed or change.is_timed)
             # One side may lack the times of the device.
-            and not (change.phase.startswith("GPU ") and change.verdict in _ONE_SIDED)
+            and not (change.is_gpu and change.verdict in _ONE_SIDED)
         ]
         self.reported: set[str] = set()
         """Names of the modules that findings report."""
@@ -144,12 +144,20 @@ class _Changes:
         """Findings that are certain, but make no certain difference to the step."""
 
     def find(self) -> list[Finding]:
-        rules = self._compiled, self._classes, self._recompute, self._calls, self._new_and_gone, self._work, self._times
+        rules = (
+            self._find_compiled,
+            self._find_classes,
+            self._find_recompute,
+            self._find_calls,
+            self._find_new_and_gone,
+            self._find_work,
+            self._find_times,
+        )
         findings = [finding for rule in rules for finding in rule()]
-        findings += self._program(is_grown=not {row.verdict for row in self.diff.changes}.isdisjoint(_ONE_SIDED))
-        findings += self._parts(set() if findings else MODULE_PARTS)
+        findings += self._find_program(is_grown=not {row.verdict for row in self.diff.changes}.isdisjoint(_ONE_SIDED))
+        findings += self._find_parts(set() if findings else MODULE_PARTS)
         explained = sum(finding.ns_per_step for finding in findings) / (self.diff.step.difference_ns or 1)
-        return [*findings, *(self._in_general() if explained < _MIN_EXPLAINED_SHARE else ())]
+        return [*findings, *(self._find_general_change() if explained < _MIN_EXPLAINED_SHARE else ())]
 
     def _take(self, is_explained: Callable[[Change], bool]) -> list[Change]:
         explained, remaining = list[Change](), list[Change]()
@@ -163,9 +171,9 @@ class _Changes:
         self, title: str, where: str | None, rows: Sequence[Change], evidence: str = "", step_share: float = 1.0
     ) -> Finding:
         """Return a finding with the cost of the rows in `step_share` of the steps; GPU rows count only if all are."""
-        is_gpu = all(row.phase.startswith("GPU ") for row in rows)
-        rows = [row for row in rows if is_gpu or not row.phase.startswith("GPU ")]
-        phases = dict.fromkeys(row.fqn if row.phase == "part" else row.phase for row in rows)
+        is_gpu = all(row.is_gpu for row in rows)
+        rows = [row for row in rows if is_gpu or not row.is_gpu]
+        phases = dict.fromkeys(row.fqn if row.phase == PART else row.phase for row in rows)
         base_ms, new_ms = sum(row.base_ns for row in rows) / 1e6, sum(row.new_ns for row in rows) / 1e6
         figures = f"{base_ms:.3f} ms before, {new_ms:.3f} ms after" if rows else ""
         cost = round(step_share * sum(row.difference_ns for row in rows))
@@ -174,23 +182,23 @@ class _Changes:
         share = cost / max(self.diff.step.base_ns, 1)
         return Finding(title, where, part, cost, share, "; ".join(filter(None, (evidence, figures))), command)
 
-    def _counts(self, rows: Sequence[Change]) -> bool:
+    def _is_large(self, rows: Sequence[Change]) -> bool:
         """Return whether the times of the rows differ by enough to be reported."""
         return abs(sum(row.difference_ns for row in rows)) >= FLOOR * self.diff.step.base_ns
 
-    def _compiled(self) -> Iterator[Finding]:
+    def _find_compiled(self) -> Iterator[Finding]:
         for regions, words in compiled_words(self.diff):
             rows = [row for row in self.diff.changes if not {*regions}.isdisjoint(names_around(row.fqn))]
             self._take(rows.__contains__)
-            if self.diff.step.verdict not in {"slower", "faster"}:
+            if not self.diff.step.is_timed:
                 self.untimed.add(words)
             yield self._make_finding(words, regions[0], rows)
 
-    def _classes(self) -> Iterator[Finding]:
-        kinds: dict[tuple[str, str], list[str]] = {}
-        for fqn, kind in self.diff.classes.items():
-            kinds.setdefault(kind, []).append(fqn)
-        for (old, new), fqns in kinds.items():
+    def _find_classes(self) -> Iterator[Finding]:
+        fqns_by_classes: dict[tuple[str, str], list[str]] = {}
+        for fqn, old_and_new in self.diff.classes.items():
+            fqns_by_classes.setdefault(old_and_new, []).append(fqn)
+        for (old, new), fqns in fqns_by_classes.items():
             rows = self._take(
                 lambda row, fqns=fqns: (
                     row.phase != "recompute"  # type: ignore[misc]
@@ -200,48 +208,48 @@ class _Changes:
                 )
             )
             self.reported.update(fqns)
-            yield self._make_finding(f"is {new}, was {old}", fqns[0], rows, _places(fqns))
+            yield self._make_finding(f"is {new}, was {old}", fqns[0], rows, _names_text(fqns))
 
-    def _recompute(self) -> Iterator[Finding]:
+    def _find_recompute(self) -> Iterator[Finding]:
         for verdict, words in (("added", "runs again in backward now (recompute)"), ("removed", "recomputes no more")):
             rows = self._take(lambda row, verdict=verdict: (row.phase, row.verdict) == ("recompute", verdict))  # type: ignore[misc]
             parts = [part for part in self.diff.parts if (part.fqn, part.verdict) == ("recompute", verdict)]
             if rows:
                 fqns = _outermost(rows)
-                yield self._make_finding(words, fqns[0], parts or rows, _places(fqns))
+                yield self._make_finding(words, fqns[0], parts or rows, _names_text(fqns))
 
-    def _calls(self) -> Iterator[Finding]:
+    def _find_calls(self) -> Iterator[Finding]:
         while rows := [row for row in self.remaining if row.outcome != row.verdict]:
             first = rows[0]
             rows_alike = self._take(
                 lambda row, first=first: row.outcome == first.outcome and row.outcome != row.verdict  # type: ignore[misc]
             )
             fqns = _outermost(rows_alike)
-            yield self._make_finding(first.outcome, fqns[0], rows_alike, _places(fqns))
+            yield self._make_finding(first.outcome, fqns[0], rows_alike, _names_text(fqns))
 
-    def _new_and_gone(self) -> Iterator[Finding]:
+    def _find_new_and_gone(self) -> Iterator[Finding]:
         on_both_sides = {row.fqn for row in self.diff.changes if row.base_recordings and row.new_recordings}
-        kinds: dict[tuple[str, str], list[Change]] = {}
+        rows_by_change: dict[tuple[str, str], list[Change]] = {}
         for row in self._take(lambda row: row.verdict in _ONE_SIDED):
             phase = f"{row.phase} " if row.fqn in on_both_sides else ""
-            kinds.setdefault((phase, row.verdict), []).append(row)
-        for (phase, verdict), rows in kinds.items():
+            rows_by_change.setdefault((phase, row.verdict), []).append(row)
+        for (phase, verdict), rows in rows_by_change.items():
             fqns = _outermost(rows)
-            yield self._make_finding(f"{phase}is {_ONE_SIDED[verdict]}", fqns[0], rows, _places(fqns))
+            yield self._make_finding(f"{phase}is {_ONE_SIDED[verdict]}", fqns[0], rows, _names_text(fqns))
 
-    def _work(self) -> Iterator[Finding]:
+    def _find_work(self) -> Iterator[Finding]:
         """Yield a finding if most modules did other work, or one for each kind of work that single modules changed."""
         exact = {
-            (kind, key.removeprefix(kind)): f"{key}: {old} before, {new} after"
+            (prefix, key.removeprefix(prefix)): f"{key}: {old} before, {new} after"
             for key, (old, new) in self.diff.environment.items()
-            for kind in (INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
-            if key.startswith(kind)
+            for prefix in (INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
+            if key.startswith(prefix)
         }
         diff = self.diff
         if diff.common_cause == "work" and exact and not diff.selected:
             verdict = "slower" if diff.common_ratio >= 1 else "faster"
             rows = self._take(lambda row: row.verdict == verdict)
-            is_timed = diff.step.verdict in {"slower", "faster"}
+            is_timed = diff.step.is_timed
             if not (is_timed or rows):
                 self.untimed.add("the work changed")
             self.explained.update([diff.step.label] if is_timed else [])
@@ -251,35 +259,35 @@ class _Changes:
         unexplained = {row.fqn for row in diff.changes} - self.reported
         for start, words in _EXACT.items():
             texts = {
-                fqn: text for (kind, fqn), text in exact.items() if kind == start and fqn in unexplained - self.reported
+                fqn: text
+                for (prefix, fqn), text in exact.items()
+                if prefix == start and fqn in unexplained - self.reported
             }
             if texts:
                 rows = self._take(lambda row, texts=texts: row.fqn in texts)  # type: ignore[misc]
                 self.reported.update(texts)
                 fqn, text = next(iter(texts.items()))
-                yield self._make_finding(words, fqn, rows, "; ".join(filter(None, (text, _places([*texts])))))
+                yield self._make_finding(words, fqn, rows, "; ".join(filter(None, (text, _names_text([*texts])))))
 
-    def _times(self) -> Iterator[Finding]:
+    def _find_times(self) -> Iterator[Finding]:
         """Yield a finding for each slower or faster module, or for its siblings together."""
         fqns = {row.fqn for row in self.diff.changes}
-        places = {fqn: place_in_lists(fqn, fqns) for fqn in fqns}
+        patterns = {fqn: place_in_lists(fqn, fqns) for fqn in fqns}
         while self.remaining:
             first = self.remaining[0]
             rows = self._take(
                 lambda row, first=first: (
-                    (places[row.fqn], row.verdict, row.phase[:3] == "GPU")  # type: ignore[misc]
-                    == (places[first.fqn], first.verdict, first.phase[:3] == "GPU")
+                    (patterns[row.fqn], row.verdict, row.is_gpu)  # type: ignore[misc]
+                    == (patterns[first.fqn], first.verdict, first.is_gpu)
                 )
             )
-            if self._counts(rows):
+            if self._is_large(rows):
                 words = f"is {first.verdict} in {' and '.join(dict.fromkeys(row.phase for row in rows))}"
-                yield self._make_finding(words, first.fqn, rows, _places([*dict.fromkeys(row.fqn for row in rows)]))
+                yield self._make_finding(words, first.fqn, rows, _names_text([*dict.fromkeys(row.fqn for row in rows)]))
 
-    def _program(self, *, is_grown: bool) -> Iterator[Finding]:
+    def _find_program(self, *, is_grown: bool) -> Iterator[Finding]:
         """Yield the facts about the program that differ; new or missing modules explain changed parameters."""
-        row_by_label = {
-            row.label: row for row in (*self.diff.parts, self.diff.step) if row.verdict in {"slower", "faster"}
-        }
+        row_by_label = {row.label: row for row in (*self.diff.parts, self.diff.step) if row.is_timed}
         for fact, part in PROGRAM_FACTS.items():
             if fact not in self.diff.environment or self.diff.selected or (fact == "parameters" and is_grown):
                 continue
@@ -291,13 +299,13 @@ class _Changes:
                 self.untimed.add(words)
             yield self._make_finding(words, None, rows)
 
-    def _parts(self, module_parts: set[str]) -> Iterator[Finding]:
+    def _find_parts(self, module_parts: set[str]) -> Iterator[Finding]:
         for part in self.diff.parts:
             if part.fqn in self.explained or (part.fqn in MODULE_PARTS and part.fqn not in module_parts):
                 continue
             share = part.in_steps
             is_large = abs(share * part.difference_ns) >= FLOOR * self.diff.step.base_ns
-            if is_large and (part.calls_changed or part.verdict in {"slower", "faster"}):
+            if is_large and (part.calls_changed or part.is_timed):
                 evidence = f"in {share:.0%} of the steps" if share < ALMOST_ALL else ""
                 if part.calls_changed:
                     evidence = f"in {part.base_calls:.0%} of the steps before, in {part.new_calls:.0%} after"
@@ -324,11 +332,11 @@ class _Changes:
         where = max(explaining, key=explaining.__getitem__, default="")
         return f"{short_ms(explaining[where])} of it {where}" if where else ""
 
-    def _in_general(self) -> Iterator[Finding]:
+    def _find_general_change(self) -> Iterator[Finding]:
         diff, ratio = self.diff, self.diff.common_ratio
         if diff.common_cause not in {"either", "unknown"} or diff.selected:
             return
-        if diff.step.verdict in {"slower", "faster"}:
+        if diff.step.is_timed:
             yield self._make_finding(f"the step is {diff.step.verdict}", None, [diff.step], _UNKNOWN)
         elif max(ratio, 1 / ratio) >= _MIN_COMMON_FACTOR:
             words = f"modules in general take {ratio:.2f} times as long"
@@ -340,6 +348,6 @@ def _outermost(rows: Sequence[Change]) -> list[str]:
     return [fqn for fqn in fqns if fqns.keys().isdisjoint(names_around(fqn)[1:])]
 
 
-def _places(fqns: Sequence[str]) -> str:
+def _names_text(fqns: Sequence[str]) -> str:
     """Return the names if there are several; otherwise empty."""
     return shortened(fqns, _MAX_NAMES) if len(fqns) > 1 else ""

@@ -60,7 +60,7 @@ def diff(
     runs = [run for run, _ in before], [run for run, _ in after]
     comparison = compare_runs(*runs, map or {})
     # The page shows from each side the step nearest to the typical one of all its recordings.
-    steps = _nearest(before, comparison.step.base_ns), _nearest(after, comparison.step.new_ns)
+    steps = _find_nearest_step(before, comparison.step.base_ns), _find_nearest_step(after, comparison.step.new_ns)
     comparison = replace(comparison, by=by)
     if steps[0] is None or steps[1] is None:
         return comparison
@@ -122,7 +122,7 @@ def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tupl
         raise ModtraceError(f"{os.fspath(recording)}: {error}") from error
 
 
-def _nearest(side: Sequence[tuple[RunTimes, TypicalStep | None]], step_ns: int) -> TypicalStep | None:
+def _find_nearest_step(side: Sequence[tuple[RunTimes, TypicalStep | None]], step_ns: int) -> TypicalStep | None:
     return min((step for _, step in side if step), key=lambda step: abs(step.duration_ns - step_ns), default=None)
 
 
@@ -214,14 +214,14 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     If several modules of one shape vanished from a place, the same number must have appeared there; they are paired in
     the order of their calls. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
     """
-    before, after = _unmatched(base, new), _unmatched(new, base)
+    before, after = _group_unmatched(base, new), _group_unmatched(new, base)
     pairs: dict[str, str] = {}
     stayed = base.classes.keys() & new.classes.keys()
     stayed_outer = {outer for fqn in stayed for outer in run_times.names_around(fqn)}
-    for place, vanished in before.items():
-        appeared = after.get(place, [])
+    for shape, vanished in before.items():
+        appeared = after.get(shape, [])
         if len(vanished) == len(appeared):
-            pairs.update(_shortest(*pair, stayed_outer) for pair in zip(vanished, appeared, strict=True))
+            pairs.update(_shorten(*pair, stayed_outer) for pair in zip(vanished, appeared, strict=True))
     inside, appeared_fqns = _inside(base, pairs), new.classes.keys() - stayed
     # More of the inner modules must have the new name on the other side than kept their old one.
     return {
@@ -241,7 +241,7 @@ def _inside(run: RunTimes, outer: Container[str]) -> dict[str, list[str]]:
     return inside
 
 
-def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[str]]:
+def _group_unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[str]]:
     """Return the outermost modules that the other side lacks, by their parent and contents."""
     calls: dict[str, list[tuple[str, int]]] = {}
     for (fqn, phase), module in run.modules.items():
@@ -261,7 +261,7 @@ def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[
     return unmatched
 
 
-def _shortest(old: str, new: str, stayed: Container[str]) -> tuple[str, str]:
+def _shorten(old: str, new: str, stayed: Container[str]) -> tuple[str, str]:
     """Return both names of a module without their common end, up to a name that is in `stayed`."""
     while True:
         (old_outer, _, old_end), (new_outer, _, new_end) = old.rpartition("."), new.rpartition(".")

@@ -38,7 +38,7 @@ from .change_findings import CAUSES, MODULE_PARTS, closing_words, compared_words
 from .noise import MIN_MODULES
 from .regions import REGION_COLUMNS, RegionChange, region_changes
 from .run_times import names_around
-from .side_by_side import TypicalStep, compared, side_by_side
+from .side_by_side import TypicalStep, make_comparison, side_by_side
 from .verdicts import FLOOR, MIN_STEPS, Cause, Change, PeakChange
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
@@ -152,7 +152,7 @@ class Diff:
         matches = re.compile(fnmatch.translate(pattern)).match
         changes = [change for change in self.changes if matches(change.fqn)]
         peaks = [peak for peak in self.peak_bytes if not peak.fqn or matches(peak.fqn)]
-        classes = {fqn: kinds for fqn, kinds in self.classes.items() if matches(fqn)}
+        classes = {fqn: old_and_new for fqn, old_and_new in self.classes.items() if matches(fqn)}
         before, after = ([fqn for fqn in side if matches(fqn)] for side in self.compiled)
         inside = [fqn for fqn in self.inside if matches(fqn)]
         selection = replace(self, changes=changes, parts=(), peak_bytes=peaks, classes=classes, selected=True)
@@ -287,11 +287,7 @@ class Diff:
         parts += [words for _, words in compiled_words(self)]
         parts += [f"{verdicts.count(verdict):,} {verdict}" for verdict in ("added", "removed") if verdict in verdicts]
         step = self.step
-        change = (
-            ratio_text(abs(step.ratio), f"{{:.1%}} {step.verdict}")
-            if step.verdict in {"slower", "faster"}
-            else "as long as before"
-        )
+        change = ratio_text(abs(step.ratio), f"{{:.1%}} {step.verdict}") if step.is_timed else "as long as before"
         parts += [
             f"modules in general became {self._common_change}: {reason}" for reason in CAUSES[self.common_cause][:1]
         ]
@@ -301,15 +297,15 @@ class Diff:
         parts += [
             f"{part.fqn} is {part.verdict}: {_cost(part)}"
             for part in self.parts
-            if part.verdict in {"slower", "faster"} and part.fqn not in MODULE_PARTS
+            if part.is_timed and part.fqn not in MODULE_PARTS
         ][:_MAX_NAMES]
         return "; ".join(parts)
 
     @property
     def _common_change(self) -> str:
         """Common change of the modules, as `5.0% slower`."""
-        kind = "slower" if self.common_ratio >= 1 else "faster"
-        return ratio_text(abs(self.common_ratio - 1), f"{{:.1%}} {kind}")
+        direction = "slower" if self.common_ratio >= 1 else "faster"
+        return ratio_text(abs(self.common_ratio - 1), f"{{:.1%}} {direction}")
 
     @property
     def header(self) -> list[str]:
@@ -350,9 +346,11 @@ class Diff:
         elif self.compared < MIN_MODULES:
             notes.append("too few modules to know the machine's speed: it is in all differences")
         else:
-            kind = "slower" if self.common_ratio >= 1 else "faster"
-            machine = f", as on a {kind} machine: each module and part is compared with that, and shown without it; "
-            machine = f"{machine}the step is not" if self.common_cause in {"machine", "unknown"} else ""
+            direction = "slower" if self.common_ratio >= 1 else "faster"
+            machine = f", as on a {direction} machine: each module and part is compared with that, "
+            machine = (
+                f"{machine}and shown without it; the step is not" if self.common_cause in {"machine", "unknown"} else ""
+            )
             single = "; one recording a side cannot tell it from a change of all modules" if self.runs == (1, 1) else ""
             reasons = CAUSES[self.common_cause][1:] or [single]
             notes.append(f"modules in general became {self._common_change}{machine}{reasons[0]}")
@@ -396,7 +394,8 @@ class Diff:
         elif suffix == ".html":
             sides = self._typical_steps(path)
             timeline = side_by_side(sides)
-            write_html(timeline, path, compared(timeline, sides, [*self.findings_lines, *self.header], self.changes))
+            notes = [*self.findings_lines, *self.header]
+            write_html(timeline, path, make_comparison(timeline, sides, notes, self.changes))
         else:
             render = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown}[suffix]
             with atomic_writer(path) as file:
@@ -437,16 +436,16 @@ class Diff:
             limit: maximum number of rows of modules.
             verbose: whether to list modules without a difference beyond the noise.
         """
-        return join_texts(self.findings_lines, [join_texts(self.header, self._rendered("text", limit, verbose))])
+        return join_texts(self.findings_lines, [join_texts(self.header, self._render("text", limit, verbose))])
 
     def to_markdown(self, limit: int | None = None, *, verbose: bool = False) -> str:
         """Return findings, header and tables in Markdown; see `to_text`."""
         header = "\n".join(f"- {html.escape(printable(line))}" for line in self.header)
         findings = "\n".join(html.escape(printable(line)) for line in self.findings_lines)
         above = [f"{findings}\n"] if findings else []
-        return "\n".join([*above, f"{header}\n", *self._rendered("md", limit, verbose)])
+        return "\n".join([*above, f"{header}\n", *self._render("md", limit, verbose)])
 
-    def _rendered(self, form: Form, limit: int | None, verbose: bool) -> list[str]:
+    def _render(self, form: Form, limit: int | None, verbose: bool) -> list[str]:
         tables = self._tables(verbose=verbose)
         return [
             table.to(form, limit if name == "modules" else None) if table.rows else "\n".join(table.notes)
@@ -473,7 +472,7 @@ class Diff:
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: findings, header, and tables of parts and modules."""
         above = [*paragraph(self.findings_lines), *paragraph(self.header)]
-        return "".join([*above, "\n", *self._rendered("html", None, verbose=True)])
+        return "".join([*above, "\n", *self._render("html", None, verbose=True)])
 
     def rows_in_words(self, count: int) -> str:
         """Return a count of modules or classes, such as `1 module` or `2 classes`."""

@@ -69,12 +69,12 @@ def trimmed_mean(logs: Float64Array) -> tuple[float, float, int]:
     return float(middle.mean()), float(((moved - moved.mean()) ** 2).sum()), len(middle)
 
 
-def student_quantile(outside: float, freedom: float) -> float:
-    """Return t so that Student's distribution has a share `outside` beyond -t and t (Wallace 1959).
+def student_quantile(tail_share: float, freedom: float) -> float:
+    """Return t so that Student's distribution has a share `tail_share` beyond -t and t (Wallace 1959).
 
     The result is up to 4 % too large, most for few degrees of freedom. scipy would be exact, but nothing else needs it.
     """
-    normal = NormalDist().inv_cdf(1 - outside / 2) * (8 * freedom + 3) / (8 * freedom + 1)
+    normal = NormalDist().inv_cdf(1 - tail_share / 2) * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(min(normal**2 / freedom, 2 * MAX_LOG)))
 
 
@@ -111,7 +111,7 @@ def weighted_median(values: Float64Array, weight: Float64Array) -> float:
 
 
 def noise_of(
-    size: Float64Array, within: Float64Array, estimates: Sequence[Estimate]
+    log_time: Float64Array, within: Float64Array, estimates: Sequence[Estimate]
 ) -> tuple[Float64Array, Float64Array]:
     """Return the variance of each module between recordings, and its degrees of freedom.
 
@@ -125,12 +125,12 @@ def noise_of(
     # The median of a variance with few degrees of freedom is below its mean.
     scaled = between / np.where(freedom > 0, (1 - 2 / (9 * np.maximum(freedom, 1))) ** 3, MEDIAN_OF_SQUARE)
     expected = (within + np.median(within)) / 2 if len(within) else within
-    order = np.argsort(size, kind="stable")
+    order = np.argsort(log_time, kind="stable")
     variance, total = between.copy(), freedom.copy()
     for position, module in enumerate(order.tolist()):
         first = max(position - NEIGHBOURS // 2, 0)
         near = np.delete(order[first : position + NEIGHBOURS // 2 + 1], position - first)
-        same_size = near[np.abs(size[near] - size[module]) <= math.log(SIZE_RATIO)]
+        same_size = near[np.abs(log_time[near] - log_time[module]) <= math.log(SIZE_RATIO)]
         near = same_size if freedom[module] or len(same_size) >= ENOUGH_ALIKE else near
         size_variance = (
             float(np.median(scaled[near] / expected[near])) * expected[module] if len(near) else SINGLE_SPREAD**2

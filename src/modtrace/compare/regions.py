@@ -76,12 +76,12 @@ def fold_regions(
         for side, other in ((0, 1), (1, 0)):
             if inner[side] and not inner[other] and all(region in run.compiled for run in sides[other]):
                 phases = {phase for run in sides[other] for fqn, phase in run.modules if fqn == region}
-                sides[side] = [_folded(run, region, phases) for run in sides[side]]
+                sides[side] = [_fold(run, region, phases) for run in sides[side]]
                 folded |= dict.fromkeys(sorted(inner[side]))
     return sides[0], sides[1], [*folded]
 
 
-def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
+def _fold(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
     """Return a recording with one row for a region and all modules inside; recompute counts as backward in `phases`."""
     modules: dict[Key, ModuleRun] = {}
     parts: dict[str, list[ModuleRun]] = defaultdict(list)
@@ -94,8 +94,8 @@ def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
     for phase, members in parts.items():
         modules[region, phase] = _sum(members, run.modules.get((region, phase)))
     inner_fqns = {fqn for fqn in run.classes if region in names_around(fqn)[1:]}
-    own_keys = tuple(f"{kind}{fqn}" for kind in MODULE_VALUE_PREFIXES for fqn in (region, *inner_fqns))
-    classes = {fqn: kind for fqn, kind in run.classes.items() if fqn not in inner_fqns}
+    own_keys = tuple(f"{prefix}{fqn}" for prefix in MODULE_VALUE_PREFIXES for fqn in (region, *inner_fqns))
+    classes = {fqn: module_class for fqn, module_class in run.classes.items() if fqn not in inner_fqns}
     return run._replace(
         modules=modules,
         classes=classes if region in classes or not parts else classes | {region: COMPILED_CLASS},

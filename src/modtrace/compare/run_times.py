@@ -157,7 +157,8 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
 
 def _ranks_of(timeline: Timeline, module: Int64Array, count: int) -> Int64Array:
     """Return the number of processes with spans of each of `count` modules; `module` is the module of each span."""
-    processes = {process: number for number, process in enumerate(dict.fromkeys(t.process for t in timeline.tracks))}
+    distinct = dict.fromkeys(track.process for track in timeline.tracks)
+    processes = {process: number for number, process in enumerate(distinct)}
     process = np.array([processes[track.process] for track in timeline.tracks] or [0], np.int64)
     pairs = np.unique(module * max(len(processes), 1) + process[timeline.columns.track])
     return np.bincount(pairs // max(len(processes), 1), minlength=count)
@@ -195,7 +196,8 @@ def divide_fused(
 def _fused_times(metadata: Mapping[str, object]) -> Iterator[tuple[str, str, list[tuple[str, str, float]]]]:
     """Yield the name and the phase of fused kernels, and the name, class and time of each of their modules."""
     for region, graph in compiled_graphs(metadata):
-        classes = {path: kind for path, _, kind in (name.rpartition(": ") for name, *_ in graph.get("work", ()))}
+        paths_and_classes = (name.rpartition(": ") for name, *_ in graph.get("work", ()))
+        classes = {path: module_class for path, _, module_class in paths_and_classes}
         for label, phase, times in graph.get(FUSED_TIMES, ()):
             parts = []
             for path, time in times:
@@ -285,11 +287,12 @@ def _in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]) -> d
             continue
         caller = next((fqn for fqn in names_around(region)[1:] if fqn in classes), "")
         paths = dict(name.rpartition(": ")[::2] for name in labels)
-        outer = {path: kind for path, kind in paths.items() if paths.keys().isdisjoint(names_around(path)[1:])}
-        kinds = Counter(outer.values())
-        for path, kind in outer.items():
-            if caller or kinds[kind] == 1:
-                names[plain_fqn(f"{caller}.{path}" if caller else kind)] = plain_fqn(f"{region}.{path}")
+        outermost = [path for path in paths if paths.keys().isdisjoint(names_around(path)[1:])]
+        class_counts = Counter(paths[path] for path in outermost)
+        for path in outermost:
+            module_class = paths[path]
+            if caller or class_counts[module_class] == 1:
+                names[plain_fqn(f"{caller}.{path}" if caller else module_class)] = plain_fqn(f"{region}.{path}")
     return names
 
 

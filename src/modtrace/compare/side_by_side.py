@@ -40,18 +40,18 @@ def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | 
 def side_by_side(sides: tuple[TypicalStep, TypicalStep]) -> Timeline:
     """Return both steps from the start of the first; the texts of marks end with their side."""
     shifts = [sides[0].start_ns - side.start_ns for side in sides]
-    processes = [_processes(side.step, title) for side, title in zip(sides, SIDE_TITLES, strict=True)]
+    processes = [_rename_processes(side.step, title) for side, title in zip(sides, SIDE_TITLES, strict=True)]
     # The processes of one rank follow each other.
     order = [process for pair in zip_longest(*(new_names.values() for new_names in processes)) for process in pair]
     parts = [
-        _moved(side, shift, new_names.__getitem__)
+        _move(side, shift, new_names.__getitem__)
         for side, shift, new_names in zip(sides, shifts, processes, strict=True)
     ]
     tracks = [track for part in parts for track in part.tracks]
     return replace(
         join(parts, sorted(range(len(tracks)), key=lambda index: order.index(tracks[index].process))),
         stats=Stats(),
-        marks=_marks(sides, shifts),
+        marks=_join_marks(sides, shifts),
         metadata={
             f"{key} {title}": value
             for side, title in zip(sides, SIDE_TITLES, strict=True)
@@ -60,7 +60,7 @@ def side_by_side(sides: tuple[TypicalStep, TypicalStep]) -> Timeline:
     )
 
 
-def compared(
+def make_comparison(
     timeline: Timeline, sides: tuple[TypicalStep, TypicalStep], notes: Sequence[str], changes: Sequence[Change]
 ) -> Comparison:
     """Return for the page the row of changes for each span of `side_by_side(sides)`."""
@@ -85,19 +85,19 @@ def compared(
     return Comparison(SIDE_TITLES, notes, rows, row_by_span)
 
 
-def _processes(step: Timeline, title: str) -> dict[Process, Process]:
+def _rename_processes(step: Timeline, title: str) -> dict[Process, Process]:
     owners = [track.process for track in step.tracks] + [counter.process for counter in step.counters]
     return {owner: owner._replace(program=f"{title} · {owner.program}") for owner in owners}
 
 
-def _moved(side: TypicalStep, shift: int, process_of: Callable[[Process], Process]) -> Timeline:
+def _move(side: TypicalStep, shift: int, process_of: Callable[[Process], Process]) -> Timeline:
     """Return the modules and counters of a side, moved by `shift` ns."""
     counters = [replace(counter, time=np.maximum(counter.time, side.start_ns)) for counter in side.step.counters]
     part = replace(modules_only(side.step), counters=counters)
     return move_times(replace_processes(part, process_of), lambda times: times + shift)
 
 
-def _marks(sides: tuple[TypicalStep, TypicalStep], shifts: Sequence[int]) -> list[Mark]:
+def _join_marks(sides: tuple[TypicalStep, TypicalStep], shifts: Sequence[int]) -> list[Mark]:
     marks = [
         # No mark has the kind "step": the two steps belong to different programs.
         Mark(mark.time_ns + shift, "mark", f"{'end of ' if mark.ends_step else ''}{mark.text}, {title}")

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from .._arrays import BoolArray, Float64Array, IndexArray
+from ..timeline.summary.parts import OTHER
 from . import noise
 from .noise import Estimate
 from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, RunTimes, texts_by_key
@@ -22,11 +23,11 @@ PART = "part"
 """Phase of the rows for parts of the step."""
 CLOCK_NS = 1_000
 """Resolution of the clock in ns: shorter times per step have no verdict and no ratio."""
-MODULES_OUTSIDE = 0.01
+MODULES_FALSE_ALARM_RATE = 0.01
 """Probability that any module, or any part, is called changed if a program is compared with itself."""
-STEP_OUTSIDE = 0.01
+STEP_FALSE_ALARM_RATE = 0.01
 """Probability that the step is called changed if a program is compared with itself."""
-SHARES_OUTSIDE = 0.005
+SHARES_FALSE_ALARM_RATE = 0.005
 """Probability that a share of steps is called changed if a program calls modules by chance."""
 _MIN_ABSENT_PERIODS = 3
 """Minimum number of its periods for which a periodic module is absent on a side to count as gone there."""
@@ -40,9 +41,9 @@ REFERENCE = "optimizer"
 """Part of the step that does the same work for any batch."""
 MAX_REFERENCE_DEVIATION = 1 / 3
 """The optimizer follows the machine if its change deviates from the modules' common change by this share at most."""
-COMMON_OUTSIDE = 0.2
+COMMON_FALSE_ALARM_RATE = 0.2
 """Probability that the common change of modules exceeds the limit below which it needs no cause, for equal programs."""
-MACHINE_OUTSIDE = 0.05
+MACHINE_FALSE_ALARM_RATE = 0.05
 """Probability that the machine differs by more than the interval allows, if the work changed."""
 _MAX_LOG_ABOVE_ESTIMATE = math.log(100)
 """Maximum distance of a known upper end from the estimate: beyond it, the noise exceeds any change of a program."""
@@ -125,6 +126,16 @@ class Change(NamedTuple):
         """The module and phase, the name of the part, or "the step"."""
         return "the step" if self.phase == "step" else self.fqn if self.phase == PART else f"{self.fqn} {self.phase}"
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether the time certainly changed: the verdict is "slower" or "faster"."""
+        return self.verdict in {"slower", "faster"}
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the time is that of kernels on a GPU."""
+        return self.phase.startswith("GPU ")
+
     def is_likely_above(self, limit: float) -> bool:
         """Return whether the middle between estimate and lower end exceeds `limit`; by chance for at most 1 of 10."""
         return self.low_ns is not None and (self.low_ns + self.difference_ns) / 2 > limit * self.base_ns
@@ -147,9 +158,7 @@ class ModuleChanges(NamedTuple):
     compared: int  # number of modules and phases with an interval
     common_ratio: float  # factor by which modules in general became slower; 1 if too few modules are compared
     common_cause: Cause  # see `Diff`
-    spread: (
-        float  # relative difference of a module between recordings, the median weighted by time; 0 if none is compared
-    )
+    spread: float  # relative difference of a module between recordings, the median weighted by time; 0 without any
 
 
 class CommonChange(NamedTuple):
@@ -172,7 +181,7 @@ class _Times(NamedTuple):
     logs: Float64Array  # float64[keys, recordings]; NaN if a recording lacks the key
     speed: Estimate  # slowness of recordings relative to the median
     estimates: Sequence[Estimate]  # difference of each key between the sides, at the median speed
-    size: Float64Array  # float64[keys], the time
+    log_time: Float64Array  # float64[keys], the time
     variance: Float64Array  # float64[keys], variance between recordings
     freedom: Float64Array  # float64[keys], degrees of freedom of the variance
 
@@ -188,7 +197,7 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     counts = Counter(phase == PART for _, phase in keys)
     calls = {key: compare_calls(before, after, key, counts[key[1] == PART]) for key in keys}
     times = _measure(keys, [*before, *after], len(before))
-    common = _common(times, before, after, calls)
+    common = _find_common_change(times, before, after, calls)
     # Other programs slow a long part by another factor than the short modules in it: up to that of the step.
     step = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after))).difference
     for_parts = common
@@ -197,25 +206,27 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         for_parts = common._replace(machine_low=low, machine_high=high)
     compared_counts = Counter(phase == PART for _, phase in times.keys)
     compared = {*times.keys}
-    changes = [_uncompared(before, after, key, calls[key], common.removed) for key in keys if key not in compared]
+    others = [key for key in keys if key not in compared]
+    changes = [_change_of_uncompared(before, after, key, calls[key], common.removed) for key in others]
     for index, key in enumerate(times.keys):
         is_part, split = key[1] == PART, len(before)
-        quantile = noise.student_quantile(MODULES_OUTSIDE / compared_counts[is_part], float(times.freedom[index]))
+        false_alarm_rate = MODULES_FALSE_ALARM_RATE / compared_counts[is_part]
+        quantile = noise.student_quantile(false_alarm_rate, float(times.freedom[index]))
         error = math.sqrt(times.variance[index] * times.estimates[index].recordings)
         estimate = noise.estimate(times.logs[index, :split], times.logs[index, split:])
-        half = math.hypot(quantile * error, quantile * common.response, calls[key].share_reach)
+        half_width = math.hypot(quantile * error, quantile * common.response, calls[key].share_reach)
         sides = [[run for run in side if key in run.modules] for side in (before, after)]
         machine = for_parts if is_part else common
-        changes.append(_compared(key, sides, estimate, half, machine, calls[key]))
+        changes.append(_change_of_compared(key, sides, estimate, half_width, machine, calls[key]))
     changes.sort(key=_by_cost)
-    size, variance = times.size[times.modules], times.variance[times.modules]
+    log_time, variance = times.log_time[times.modules], times.variance[times.modules]
     return ModuleChanges(
         changes=[change for change in changes if change.phase != PART],
         parts=_with_unnamed([change for change in changes if change.phase == PART]),
         compared=len(times.modules),
         common_ratio=math.exp(common.difference),
         common_cause=common.cause,
-        spread=math.sqrt(noise.weighted_median(variance, np.exp(size - size.max(initial=0)))),
+        spread=math.sqrt(noise.weighted_median(variance, np.exp(log_time - log_time.max(initial=0)))),
     )
 
 
@@ -234,14 +245,14 @@ def _measure(keys: Sequence[Key], runs: Sequence[RunTimes], split: int) -> _Time
     modules = np.flatnonzero([phase != PART for _, phase in keys])
     speeds = noise.machine_speeds(logs[modules])
     estimates = [noise.estimate(row[:split], row[split:]) for row in logs - speeds]
-    size = np.array([estimate.base + estimate.difference / 2 for estimate in estimates])
+    log_time = np.array([estimate.base + estimate.difference / 2 for estimate in estimates])
     # A recording that another program disturbed has larger variances; the mean of its side leaves it out, too.
     within = np.nanmedian(variances, axis=1) if keys else np.zeros(0)
-    variance, freedom = noise.noise_of(size, within, estimates)
+    variance, freedom = noise.noise_of(log_time, within, estimates)
     module_estimates = [estimates[row] for row in modules.tolist()]
-    variance[modules], freedom[modules] = noise.noise_of(size[modules], within[modules], module_estimates)
+    variance[modules], freedom[modules] = noise.noise_of(log_time[modules], within[modules], module_estimates)
     speed = noise.estimate(speeds[:split], speeds[split:])
-    return _Times(keys, modules, logs, speed, estimates, size, variance, freedom)
+    return _Times(keys, modules, logs, speed, estimates, log_time, variance, freedom)
 
 
 def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
@@ -250,7 +261,7 @@ def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
     removed_ns = sum(part.base_ns for part in parts if part.verdict == "removed")
     return [
         part._replace(verdict="cannot tell", low_ns=None, high_ns=None)
-        if part.fqn == "other"
+        if part.fqn == OTHER
         and part.low_ns is not None
         and (added_ns or removed_ns)
         and part.low_ns - removed_ns <= 0
@@ -260,7 +271,7 @@ def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
     ]
 
 
-def _common(
+def _find_common_change(
     times: _Times, before: Sequence[RunTimes], after: Sequence[RunTimes], calls: Mapping[Key, Calls]
 ) -> CommonChange:
     """Return the common change of modules, and its cause."""
@@ -269,11 +280,11 @@ def _common(
     change = speed.difference
     variance = speed.squares / speed.freedom if speed.freedom else noise.SINGLE_STEP_SPREAD**2
     error = math.sqrt(variance * speed.recordings)
-    usual = noise.student_quantile(COMMON_OUTSIDE, speed.freedom) * error if speed.freedom else 0.0
+    usual = noise.student_quantile(COMMON_FALSE_ALARM_RATE, speed.freedom) * error if speed.freedom else 0.0
     if not work_changed and abs(change) <= max(math.log1p(MIN_CHANGE), usual):
         return CommonChange(change, "machine", change, change, change, 0.0)
     # Possible difference of the machine between the sides, judged by its differences within a side.
-    margin = noise.student_quantile(MACHINE_OUTSIDE, speed.freedom or noise.SIZE_FREEDOM) * error
+    margin = noise.student_quantile(MACHINE_FALSE_ALARM_RATE, speed.freedom or noise.SIZE_FREEDOM) * error
     # The optimizer's deviation from the common change. Another optimizer says nothing about the machine.
     optimizers = [{run.environment.get(REFERENCE) for run in side} for side in (before, after)]
     is_known = (REFERENCE, PART) in times.keys and not optimizers[0].isdisjoint(optimizers[1])
@@ -283,7 +294,7 @@ def _common(
         # The optimizer does the same for any batch, so the machine may have changed by the optimizer's change.
         low, high = min(0.0, reference) - margin, max(0.0, reference) + margin
         return CommonChange(change, "work", 0.0, low, high, margin)
-    response = _response([times.estimates[row] for row in modules], times.variance[times.modules])
+    response = _machine_response([times.estimates[row] for row in modules], times.variance[times.modules])
     if abs(deviation) <= MAX_REFERENCE_DEVIATION * abs(change):
         cause: Cause = "unknown" if work_changed is None else "machine"
         return CommonChange(change, cause, change, change, change, margin, response)
@@ -302,10 +313,10 @@ def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_c
         return True
     base, new = (texts_by_key(run.environment for run in side) for side in (before, after))
     equal: dict[str, bool] = {}
-    for kind in MODULE_VALUE_PREFIXES:
+    for prefix in MODULE_VALUE_PREFIXES:
         for key in base.keys() & new.keys():
-            if key.startswith(kind) and base[key] | new[key] != {"0"}:
-                module = key.removeprefix(kind)
+            if key.startswith(prefix) and base[key] | new[key] != {"0"}:
+                module = key.removeprefix(prefix)
                 equal[module] = equal.get(module, True) and base[key] == new[key]
     if not equal:
         differ = [base[key].isdisjoint(new[key]) for key in base.keys() & new.keys() if key.startswith(INPUTS_PREFIX)]
@@ -313,7 +324,7 @@ def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_c
     return sum(equal.values()) < len(equal) / 2
 
 
-def _response(estimates: Sequence[Estimate], variance: Float64Array) -> float:
+def _machine_response(estimates: Sequence[Estimate], variance: Float64Array) -> float:
     """Return the median deviation of modules from the common change, beyond their noise.
 
     A machine does not slow all modules alike. A median ignores a few modules that changed.
@@ -335,34 +346,41 @@ def _in_enough(has_time: BoolArray) -> BoolArray:
     return is_enough
 
 
-def _compared(
-    key: Key, sides: Sequence[Sequence[RunTimes]], estimate: Estimate, half: float, machine: CommonChange, calls: Calls
+def _change_of_compared(
+    key: Key, sides: list[list[RunTimes]], estimate: Estimate, half_width: float, machine: CommonChange, calls: Calls
 ) -> Change:
     """Return the change of a key with times in enough recordings; `sides` are the recordings that have it."""
     # If the share of steps with calls changed, the time per step is over all steps.
     is_per_step = calls.new_share != calls.base_share
     steps = min(sum(run.steps if is_per_step else run.modules[key].steps for run in side) for side in sides)
     base_ns = math.exp(estimate.base) * calls.base_share
-    raw = estimate.difference + math.log(calls.new_share / calls.base_share)
-    return _change(key, base_ns, raw, half, machine, calls, [*map(len, sides)], steps)
+    log_ratio = estimate.difference + math.log(calls.new_share / calls.base_share)
+    return _make_change(key, base_ns, log_ratio, half_width, machine, calls, [*map(len, sides)], steps)
 
 
-def _change(
-    key: Key, base_ns: float, raw: float, half: float, machine: CommonChange, calls: Calls, runs: list[int], steps: int
+def _make_change(
+    key: Key,
+    base_ns: float,
+    log_ratio: float,
+    half_width: float,
+    machine: CommonChange,
+    calls: Calls,
+    runs: list[int],
+    steps: int,
 ) -> Change:
-    """Return a change; `raw`: difference as measured, with the machine's change; `half`: half interval; logarithms."""
-    corrected = raw - machine.removed
+    """Return a change; `log_ratio` is as measured, with the machine's change, `half_width` that of its interval."""
+    corrected = log_ratio - machine.removed
     base, new = round(base_ns), round(base_ns * math.exp(min(corrected, noise.MAX_LOG)))
-    ends = (raw - machine.machine_high - half, raw - machine.machine_low + half)
+    ends = (log_ratio - machine.machine_high - half_width, log_ratio - machine.machine_low + half_width)
     low, high = (round(base_ns * math.expm1(min(end, noise.MAX_LOG))) for end in ends)
-    raw_ns = base_ns * math.expm1(min(raw, noise.MAX_LOG))
-    verdict = _verdict(base_ns, raw_ns, (low, new - base, high), machine) if steps >= MIN_STEPS else "cannot tell"
+    measured_ns = base_ns * math.expm1(min(log_ratio, noise.MAX_LOG))
+    verdict = _verdict(base_ns, measured_ns, (low, new - base, high), machine) if steps >= MIN_STEPS else "cannot tell"
     known_high = high if ends[1] - corrected <= _MAX_LOG_ABOVE_ESTIMATE else None
     change = Change(*key, base, new, new - base, low, known_high, calls.base, calls.new, calls.changed, verdict, *runs)
     return change._replace(in_steps=calls.in_steps)
 
 
-def _uncompared(
+def _change_of_uncompared(
     before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, calls: Calls, removed: float
 ) -> Change:
     """Return the change of a key that too few recordings have, or whose time is below the clock's resolution."""
@@ -383,27 +401,27 @@ def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Chan
     estimate = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after)))
     variance = estimate.squares / estimate.freedom if estimate.freedom else noise.SINGLE_STEP_SPREAD**2
     variance = max(variance, float(np.mean([run.step.variance for run in (*before, *after)])))
-    quantile = noise.student_quantile(STEP_OUTSIDE, estimate.freedom or noise.SIZE_FREEDOM)
-    half = quantile * math.sqrt(variance * estimate.recordings)
+    quantile = noise.student_quantile(STEP_FALSE_ALARM_RATE, estimate.freedom or noise.SIZE_FREEDOM)
+    half_width = quantile * math.sqrt(variance * estimate.recordings)
     steps = min(sum(run.steps for run in side) for side in (before, after))
     runs, machine = [len(before), len(after)], CommonChange(0, "machine", 0, 0, 0, 0)
-    base_ns, raw, calls = math.exp(estimate.base), estimate.difference, Calls(0, 0, changed=False)
-    return _change(("", "step"), base_ns, raw, half, machine, calls, runs, steps)
+    base_ns, log_ratio, calls = math.exp(estimate.base), estimate.difference, Calls(0, 0, changed=False)
+    return _make_change(("", "step"), base_ns, log_ratio, half_width, machine, calls, runs, steps)
 
 
-def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int], common: CommonChange) -> Verdict:
+def _verdict(base_ns: float, measured_ns: float, interval: tuple[int, int, int], common: CommonChange) -> Verdict:
     """Return the verdict that the interval of the difference allows; only this rule decides what is slower.
 
-    A module whose measured time is the same as before did not change, even if all others did. `raw_ns` is the measured
+    A module whose measured time is the same as before did not change, even if all others did. `measured_ns` is this
     difference, `interval` (low end, estimate, high end) is without the machine's change.
     """
     min_change_ns = MIN_CHANGE * base_ns
     low, difference, high = interval
     # The module changed in the other direction than modules in general, whose cause is unknown.
     is_against = common.cause == "unknown" and (low > 0) != (common.difference > 0)
-    min_raw_ns = max(min_change_ns, base_ns * math.expm1(common.margin)) if is_against else min_change_ns
-    if max(low, -high) > 0 and abs(difference) > min_change_ns and abs(raw_ns) > min_raw_ns:
-        return "slower" if low > 0 else "faster" if raw_ns < 0 or not is_against else "cannot tell"
+    min_measured_ns = max(min_change_ns, base_ns * math.expm1(common.margin)) if is_against else min_change_ns
+    if max(low, -high) > 0 and abs(difference) > min_change_ns and abs(measured_ns) > min_measured_ns:
+        return "slower" if low > 0 else "faster" if measured_ns < 0 or not is_against else "cannot tell"
     return "same" if -min_change_ns <= low and high <= min_change_ns else "cannot tell"
 
 
@@ -422,7 +440,7 @@ class Calls(NamedTuple):
     changed: bool  # True if the numbers differ, or one side has no calls, beyond chance
     base_share: float = 1.0  # share of steps with calls before; 1 if it did not change beyond chance
     new_share: float = 1.0  # share of steps with calls after
-    share_reach: float = 0.0  # half interval of the logarithm of `new_share / base_share`
+    share_reach: float = 0.0  # half the interval of the logarithm of `new_share / base_share`
     in_steps: float = 1.0  # see `Change.in_steps`
 
 
@@ -438,7 +456,7 @@ def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Ke
         # A module of a few steps may be on one side by chance, unless it comes with a period.
         absent_steps, periods = sum(run.steps for run in absent_runs), [run.period for run in module_runs]
         is_period_missed = all(periods) and absent_steps >= _MIN_ABSENT_PERIODS * max(periods)
-        is_certain = (1 - share) ** absent_steps <= SHARES_OUTSIDE / keys or is_period_missed
+        is_certain = (1 - share) ** absent_steps <= SHARES_FALSE_ALARM_RATE / keys or is_period_missed
         share = 1.0 if share >= ALMOST_ALL else share
         return Calls(round(base_calls * share, 2), round(new_calls * share, 2), is_certain, share, share)
     shares = _changed_shares(before, after, key, keys)
@@ -472,7 +490,7 @@ def _changed_shares(
     base_share, new_share = np.minimum(called / steps, 1).tolist()
     pooled = min(float(called.sum() / steps.sum()), 1.0)
     rarity = float((1 / steps).sum())
-    errors = NormalDist().inv_cdf(1 - SHARES_OUTSIDE / keys / 2)
+    errors = NormalDist().inv_cdf(1 - SHARES_FALSE_ALARM_RATE / keys / 2)
     # A step more or less on either side is half a step off on average. Another period is never by chance.
     is_regular = all(map(all, periods)) and periods[0].isdisjoint(periods[1])
     if not is_regular and abs(new_share - base_share) - rarity / 2 <= errors * math.sqrt(

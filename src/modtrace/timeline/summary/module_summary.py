@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _MAX_HOLDERS = 10
-"""Maximum number of holders of memory in HTML."""
+"""Maximum number of holders of memory in texts and HTML."""
 _MAX_HTML_STEPS = 10
 """Maximum number of steps in HTML."""
 _FIRST_SCREENS = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1))

@@ -202,7 +202,7 @@ def ranges_table(summary: Summary) -> Table:
 _MAX_THREADS = 8
 """Maximum number of threads with rows of their own."""
 _MAX_OUTSIDE_PARTS = 3
-"""Maximum number of parts that a text about the time between steps names."""
+"""Maximum number of parts of the time outside steps that a text names."""
 _UNIT_COLUMNS = (
     Column("step", lambda unit: f"  {unit.stage}" if unit.stage else unit.unit, NAME),
     Column("thread", lambda unit: unit.thread or "all", NAME, 1),
