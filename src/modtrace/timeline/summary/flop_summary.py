@@ -34,8 +34,8 @@ class SpanFlops(NamedTuple):
     def in_steps(self, columns: Slices, step: Int64Array, numbers: Int64Array) -> Int64Array:
         """Return int64[phases, steps], the FLOPs in each of the steps `numbers`."""
         spans = np.flatnonzero(np.isin(step, numbers))
-        place = columns.phase[spans], np.searchsorted(numbers, step[spans])
-        return sums_at((len(PHASES), len(numbers)), place, self.self_flops[spans])
+        cell = columns.phase[spans], np.searchsorted(numbers, step[spans])
+        return sums_at((len(PHASES), len(numbers)), cell, self.self_flops[spans])
 
 
 class FlopModule(NamedTuple):

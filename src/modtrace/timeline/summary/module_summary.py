@@ -261,8 +261,8 @@ class Summary:
         If the text is longer than 3 kB, it has fewer rows, and the evidence of only the first findings. For `width`
         see `Table.to`.
         """
-        for first, evidence in _FIRST_SCREENS:
-            text = self._first_blocks(first, evidence, width, width)
+        for first, evidence_lines in _FIRST_SCREENS:
+            text = self._first_blocks(first, evidence_lines, width, width)
             if len(text.encode()) <= FIRST_BYTES:
                 return text
         lines = self._first_blocks(1, 1, None, min(width or _FIRST_WIDTH, _FIRST_WIDTH)).splitlines()
@@ -272,14 +272,14 @@ class Summary:
                 break
         return text
 
-    def _first_blocks(self, first: int, evidence: int, width: int | None, table_width: int | None) -> str:
+    def _first_blocks(self, first: int, evidence_lines: int, width: int | None, table_width: int | None) -> str:
         finding_fqns = {finding.where for finding in self.findings}
         rows = [row for index, row in enumerate(self.rows) if index < first or row.fqn in finding_fqns]
         parts = (
             tables.parts_table(self)._replace(notes=self.lines).to("text", width=table_width) if self.step_parts else ""
         )
         units = tables.units_table(self).to("text", width=table_width) if self.units else ""
-        blocks = [self.findings_text(width, evidence=evidence), units, parts]
+        blocks = [self.findings_text(width, evidence=evidence_lines), units, parts]
         blocks += [join_texts(tables.header(self)[1:], [], width)]
         blocks += [tables.modules_table(replace(self, rows=rows), brief=True).to("text", width=table_width)]
         return "\n\n".join(filter(None, [*blocks, self._costs_lines(width)]))
@@ -397,10 +397,10 @@ class Summary:
                 entries -= 1
             else:
                 entries, rows = 1, rows - 1
-            text = json_text(_shortened(values, rows, entries))
+            text = json_text(_shorten(values, rows, entries))
         for cut in _CUTS:
             if len(text) > _BRIEF_JSON:
-                text = json_text(cut_json(_shortened(values, rows, entries), *cut))
+                text = json_text(cut_json(_shorten(values, rows, entries), *cut))
         return text
 
     def __str__(self) -> str:
@@ -421,7 +421,7 @@ def _cut_lists(values: Mapping[str, Any], length: int | None) -> dict[str, Any]:
     return {name: value[:length] if isinstance(value, list) else value for name, value in values.items()}
 
 
-def _shortened(values: Mapping[str, Any], rows: int, entries: int) -> dict[str, Any]:
+def _shorten(values: Mapping[str, Any], rows: int, entries: int) -> dict[str, Any]:
     """Return JSON values with `rows` modules and `entries` in the other lists, except findings and parts."""
     slowest = sorted(values["steps"], key=lambda step: step["evaluation_ns"] - step["duration_ns"])[:entries]
     shorter = _cut_lists(values, entries) | {

@@ -389,7 +389,8 @@ def communication_line(totals: Mapping[str, OperatorTotals]) -> str:
         parts.append(f"{total.calls:,} {operator}" + (f" ({format_bytes(total.nbytes)})" if total.nbytes else ""))
     unnamed = sum(total.calls for _, total in called[_SHOWN_OPERATORS:])
     parts += [f"{unnamed:,} others"] if unnamed else []
-    call_ns, wait_ns = (sum(times) for times in zip(*((t.call_ns, t.wait_ns) for t in totals.values()), strict=True))
+    call_ns = sum(total.call_ns for total in totals.values())
+    wait_ns = sum(total.wait_ns for total in totals.values())
     calls = ", ".join(parts) or "only waits"
     return f"communication: {calls}; calls take {ms_text(call_ns)}, waits {ms_text(wait_ns)}"
 

@@ -187,9 +187,9 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
 
 def order_parts(names: Sequence[str], is_used: BoolArray) -> list[int]:
     """Return the indices of used parts in the order of `PARTS`, then the user's ranges by name, then `other`."""
-    place = {name: number for number, name in enumerate(PARTS)} | {OTHER: len(PARTS) + 1}
+    order = {name: number for number, name in enumerate(PARTS)} | {OTHER: len(PARTS) + 1}
     used: list[int] = np.flatnonzero(is_used).tolist()
-    return sorted(used, key=lambda part: (place.get(names[part], len(PARTS)), names[part]))
+    return sorted(used, key=lambda part: (order.get(names[part], len(PARTS)), names[part]))
 
 
 def _part_numbers() -> Numbering[str]:
@@ -251,8 +251,8 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
     calls = modules[is_forward[slices.track[modules]]]
     losses, models = _losses_and_models(timeline, line, calls, passes, ends)
     ranges = np.flatnonzero(is_own & (slices.kind == RANGE))
-    names, place = number_values(slices.name[ranges].astype(np.int64))
-    category = np.array([timeline.names[name].category or "" for name in names.tolist()] or [""])[place]
+    names, index = number_values(slices.name[ranges].astype(np.int64))
+    category = np.array([timeline.names[name].category or "" for name in names.tolist()] or [""])[index]
     users, optimizers = ranges[np.isin(category, ("user", GENERATE))], ranges[category == "optimizer"]
     encloses = np.zeros(len(slices), np.bool_)
     encloses[ranges] = _hold_any(slices, ranges, np.concatenate([models, passes]))
@@ -305,9 +305,9 @@ def _by_name(timeline: Timeline, slices: Slices, rows: AnyArray, parts: Numberin
     for depth in np.unique(slices.depth[rows]).tolist():
         level = rows[slices.depth[rows] == depth]
         level = level[np.argsort(slices.start[level], kind="stable")]
-        names, place = number_values(slices.name[level])
+        names, index = number_values(slices.name[level])
         number = np.array([parts[timeline.names[name].label] for name in names.tolist()], np.int64)
-        yield _Layer(slices.start[level], slices.end[level], number[place])
+        yield _Layer(slices.start[level], slices.end[level], number[index])
 
 
 def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
@@ -423,7 +423,7 @@ def _longest_ranges(timeline: Timeline, bounds: StepBounds, step_tid: Int64Array
     is_own = (step >= 0) & (np.append(step_tid, -1)[step] == tid)
     rows, step = rows[is_own], step[is_own]
     order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
-    numbers, place = number_values(slices.name[rows[order]])
+    numbers, index = number_values(slices.name[rows[order]])
     names = [(timeline.names[name].category or "", timeline.names[name].label) for name in numbers.tolist()]
-    longest = zip(step[order].tolist(), map(names.__getitem__, place.tolist()), strict=True)
-    return {(index, category): label for index, (category, label) in longest}
+    longest = zip(step[order].tolist(), map(names.__getitem__, index.tolist()), strict=True)
+    return {(step_index, category): label for step_index, (category, label) in longest}

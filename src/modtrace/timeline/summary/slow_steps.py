@@ -271,7 +271,7 @@ def name_places(
 def _is_in_list(module: str, called: Container[str]) -> bool:
     words = module.split(".")
     # An `nn.ModuleList` is not called, an `nn.Sequential` is.
-    return any(word.isdecimal() and ".".join(words[:place]) not in called for place, word in enumerate(words))
+    return any(word.isdecimal() and ".".join(words[:index]) not in called for index, word in enumerate(words))
 
 
 def _with_place(

@@ -247,13 +247,13 @@ def header(summary: Summary) -> list[str]:
 def around_line(summary: Summary) -> str:
     """Return a line about the time before, between and after the steps of trainings, if at least a median step."""
     step_ns = median(summary.steps.counted.columns.duration_ns)
-    places = zip(("before the first step", "between trainings", "after the last step"), summary.around, strict=True)
+    periods = zip(("before the first step", "between trainings", "after the last step"), summary.around, strict=True)
     sentences = []
-    for place, parts in () if summary.units else places:
+    for period, parts in () if summary.units else periods:
         longest = [f"{part} {_duration(ns)}" for part, ns in parts.items() if part != OTHER and ns >= step_ns]
         parts_text = f", of it {', '.join(longest[:_MAX_OUTSIDE_PARTS])}" if longest else ""
         if (total_ns := sum(parts.values())) >= max(step_ns, 1):
-            sentences.append(f"{place} {_duration(total_ns)}{parts_text}")
+            sentences.append(f"{period} {_duration(total_ns)}{parts_text}")
     return "; ".join(sentences)
 
 

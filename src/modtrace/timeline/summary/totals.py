@@ -125,9 +125,9 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
     in_backward = _add_up(columns, spans, rerun.total, rerun.self_flops)
     total = _add_up(columns, spans, flops.total, flops.self_flops)
     total[[BACKWARD, RECOMPUTE]] += [-in_backward[BACKWARD], in_backward[BACKWARD]]
-    place = columns.phase, spans.group
+    cell = columns.phase, spans.group
     spans_in_phase, known, self_flops = (
-        sums_at((len(PHASES), count), place, values) for values in (1, flops.known, flops.self_flops)
+        sums_at((len(PHASES), count), cell, values) for values in (1, flops.known, flops.self_flops)
     )
     numbers = steps.columns.step
     step = np.where(spans.counts, spans.step, -1)
@@ -174,8 +174,8 @@ def _count_runs(
 
     def sums(rows: Int64Array, values: Int64Array | None = None) -> Int64Array:
         """Return int64[2, groups], the number of the spans (or the sum of values) in whole steps and elsewhere."""
-        place = is_elsewhere[rows].astype(np.int64), spans.group[rows]
-        return sums_at((2, len(spans.groups)), place, 1 if values is None else values[rows])
+        cell = is_elsewhere[rows].astype(np.int64), spans.group[rows]
+        return sums_at((2, len(spans.groups)), cell, 1 if values is None else values[rows])
 
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.in_backward)
     has_backward = np.isin(columns.link[calls], columns.link[columns.phase == BACKWARD]) & (columns.link[calls] >= 0)
@@ -331,8 +331,8 @@ def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, self_values: I
     A call inside backward adds `self_values`, its value without inner spans, to all groups that contain it by name.
     """
     groups, timed, in_backward = spans.groups, spans.timed, spans.in_backward
-    place = columns.phase[timed], groups.of_name[columns.name[timed]]
-    total = sums_at((len(PHASES), len(groups)), place, in_phase[timed])
+    cell = columns.phase[timed], groups.of_name[columns.name[timed]]
+    total = sums_at((len(PHASES), len(groups)), cell, in_phase[timed])
     for phase in (FORWARD, RECOMPUTE):
         rows = np.flatnonzero(in_backward & (columns.phase == phase))
         inner = _with_outer_groups(columns, columns.step, groups, rows, self_values[rows])
@@ -367,14 +367,14 @@ def _with_outer_groups(
 def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
     """Return a summary with GPU columns, and with additional rows for modules that only launched GPU work."""
     by_module = summary.by == "module"
-    modules = {module for place in np.unique(work.place).tolist() for module, _ in work.places[place]}
+    modules = {module for index in np.unique(work.place).tolist() for module, _ in work.places[index]}
     rows = {row.fqn if by_module else row.module_class: row for row in summary.rows}
     keys = [fqn if by_module or not module_class else module_class for fqn, module_class in work.modules]
     for module in sorted(modules):
         fqn, module_class = work.modules[module]
         rows.setdefault(keys[module], ModuleTimes(*((fqn, module_class) if by_module else ("", keys[module]))))
     index = {key: number for number, key in enumerate(rows)}
-    paths = [[(phase, index.get(keys[module], -1)) for module, phase in place] for place in work.places]
+    paths = [[(phase, index.get(keys[module], -1)) for module, phase in path] for path in work.places]
     phase, row = np.array([path[-1] if path else (0, 0) for path in paths] or [(0, 0)], np.int64).T
     phase, row = phase[work.place], row[work.place]
     computes = work.kind < COMMUNICATION_KIND
@@ -399,7 +399,7 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
     }
     return replace(
         summary,
-        flops=_timed(summary.flops, rows, self_ns) if by_module else summary.flops,
+        flops=_add_rates(summary.flops, rows, self_ns) if by_module else summary.flops,
         rows=[
             ModuleTimes(**row._asdict() | {name: int(column[number]) for name, column in columns.items()})
             for number, row in enumerate(rows.values())
@@ -410,7 +410,7 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
     )
 
 
-def _timed(flops: FlopSummary | None, rows: Mapping[str, ModuleTimes], self_ns: Int64Array) -> FlopSummary | None:
+def _add_rates(flops: FlopSummary | None, rows: Mapping[str, ModuleTimes], self_ns: Int64Array) -> FlopSummary | None:
     """Return FLOPs with rates by the kernels' times, int64[phases, rows]; unchanged if a CPU computed them."""
     if flops is None or flops.on_cpu:
         return flops
