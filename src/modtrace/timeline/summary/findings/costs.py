@@ -27,13 +27,13 @@ _MIN_DRY_SHARE = 0.2
 
 def find_costs(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield findings about memory, devices and FLOPs."""
-    yield from _growth(rule_input)
-    yield from _holders(rule_input)
-    yield from _dry_streams(rule_input)
+    yield from _find_growth(rule_input)
+    yield from _find_holders(rule_input)
+    yield from _find_dry_streams(rule_input)
     yield from low_mfu(rule_input.summary.flops)
 
 
-def _growth(rule_input: RuleInput) -> Iterator[Finding]:
+def _find_growth(rule_input: RuleInput) -> Iterator[Finding]:
     grows, growths = rule_input.memory.get("grows", 0), rule_input.growth_by_holder
     if grows <= 0:
         return
@@ -53,7 +53,7 @@ def _growth(rule_input: RuleInput) -> Iterator[Finding]:
     yield rule_input.finding("memory grows from step to step", where, evidence=evidence, show=show)
 
 
-def _holders(rule_input: RuleInput) -> Iterator[Finding]:
+def _find_holders(rule_input: RuleInput) -> Iterator[Finding]:
     memory = rule_input.summary.memory
     if memory is None:
         return
@@ -72,7 +72,7 @@ def _holders(rule_input: RuleInput) -> Iterator[Finding]:
     yield rule_input.finding(title, largest.fqn, evidence=evidence, show="--memory")
 
 
-def _dry_streams(rule_input: RuleInput) -> Iterator[Finding]:
+def _find_dry_streams(rule_input: RuleInput) -> Iterator[Finding]:
     device = rule_input.summary.device
     if device is None or not device.length_ns:
         return

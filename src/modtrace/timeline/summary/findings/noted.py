@@ -361,9 +361,9 @@ def tensors_of(optimizers: Sequence[Mapping[str, Any]]) -> int:
 
 def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield findings from notes: growing memory, settings, hooks, new optimizers, float64 and unused gradients."""
-    yield from _growth(rule_input, notes)
+    yield from _find_growth(rule_input, notes)
     if not rule_input.trains:
-        yield from _training_mode(rule_input, notes)
+        yield from _find_training_mode(rule_input, notes)
         return
     show, ns_per_step = "--by step", notes.hooks_ns
     if "torch.profiler" in notes.always_on:
@@ -389,12 +389,12 @@ def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
         where = next((name for name in names if name.endswith(".step")), None)
         title = "an optimizer is made anew in each step"
         yield rule_input.finding(title, where, "optimizer", evidence=evidence, show=show)
-    yield from _forward_hooks(rule_input, notes)
-    yield from _doubles(rule_input, notes)
-    yield from _untrained(rule_input, notes)
+    yield from _find_forward_hooks(rule_input, notes)
+    yield from _find_doubles(rule_input, notes)
+    yield from _find_untrained(rule_input, notes)
 
 
-def _growth(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _find_growth(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if memory grows steadily, with the list that grows.
 
     Without a list, memory has to grow more, and in training: a cache of generated tokens grows until the next request.
@@ -411,7 +411,7 @@ def _growth(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     yield Finding(title, where, None, 0, 0.0, evidence, "modtrace run --memory, which says who holds it")
 
 
-def _training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _find_training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if dropout or a batch norm is in training mode although nothing is trained."""
     active = [
         index for index, row in enumerate(rule_input.rows) if row.fqn in notes.drop and rule_input.runs.calls[index]
@@ -427,7 +427,7 @@ def _training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
     yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=ns_per_step)
 
 
-def _forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _find_forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if modules with forward hooks have longer forwards than their backward makes likely."""
     hooks_ns: dict[str, float] = {}
     for index, row in enumerate(rule_input.rows):
@@ -447,7 +447,7 @@ def _forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
     yield rule_input.finding(title, longest, "forward", evidence=evidence, show=show, ns=ns_per_step)
 
 
-def _untrained(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _find_untrained(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if parameters get gradients that no optimizer uses."""
     own_ns = {row.fqn: rule_input.own_ns(index)[1] for index, row in enumerate(rule_input.rows)}
     untrained_ns = {fqn: own_ns[fqn] for fqn in notes.untrained if fqn in own_ns}
@@ -461,7 +461,7 @@ def _untrained(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     yield rule_input.finding(title, longest, "backward", evidence=evidence, show=show, ns=ns_per_step)
 
 
-def _doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+def _find_doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield findings for computing in float64: by all parameters, by those of some modules, or by tables.
 
     Tables count only if gradients are cast.

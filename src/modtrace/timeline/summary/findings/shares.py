@@ -158,7 +158,7 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
             )
             if part == "optimizer" and not is_described:
                 evidence += notes.own_optimizer_text(tensors)
-            yield _large_part(rule_input, part, ns_per_step, evidence, between=between)
+            yield _make_finding(rule_input, part, ns_per_step, evidence, between=between)
 
 
 def _min_part_share(rule_input: RuleInput, notes: NotedSteps, part: str, ns_per_step: float) -> float:
@@ -182,7 +182,7 @@ def _min_part_share(rule_input: RuleInput, notes: NotedSteps, part: str, ns_per_
     return _MIN_PARAMETER_LOOP_SHARE if is_loop else _MIN_PART_SHARE.get(part, np.inf)
 
 
-def _large_part(rule_input: RuleInput, part: str, ns_per_step: float, evidence: str, *, between: bool) -> Finding:
+def _make_finding(rule_input: RuleInput, part: str, ns_per_step: float, evidence: str, *, between: bool) -> Finding:
     """Return the finding of a large part; `between`: most of its time is between calls."""
     ranges, is_range = rule_input.ranges_of(part), part not in (*PARTS, OTHER)
     where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
@@ -369,7 +369,7 @@ def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
         unused = 0 if row.fqn in rule_input.cast_modules else unused
         min_unused = max(_MIN_PER_STEP * max(calls, rule_input.steps), _MIN_UNUSED_RUNS)
         if not is_unseen and not backwards and unused >= min_unused:
-            yield _unused_graph(rule_input, row, calls, plain_ns)
+            yield _make_unused_graph_finding(rule_input, row, calls, plain_ns)
         if not rule_input.trains or not 0 < backwards < calls:
             continue
         plain_calls = calls - backwards
@@ -386,13 +386,13 @@ def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             title = "runs forward more often than backward"
             yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=ns_per_step)
         seen.add(row.fqn)
-    yield from _extra_passes(rule_input)
-    yield from _recompute(rule_input)
-    yield from _loops(rule_input)
-    yield from _parametrizations(rule_input)
+    yield from _find_extra_passes(rule_input)
+    yield from _find_recompute(rule_input)
+    yield from _find_loops(rule_input)
+    yield from _find_parametrizations(rule_input)
 
 
-def _extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
+def _find_extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield the outermost modules whose graph is kept for one more backward pass in most steps."""
     runs = rule_input.runs
     columns = (values.tolist() for values in (runs.calls_with_backward, runs.extra_passes, runs.extra_pass_ns))
@@ -409,7 +409,7 @@ def _extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
             yield rule_input.finding(title, row.fqn, "backward", evidence=evidence, show="--tree", ns=ns_per_step)
 
 
-def _parametrizations(rule_input: RuleInput) -> Iterator[Finding]:
+def _find_parametrizations(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield a finding if calls compute parametrized weights anew, though nothing is trained that changes them."""
     weights = [
         index
@@ -428,7 +428,7 @@ def _parametrizations(rule_input: RuleInput) -> Iterator[Finding]:
     yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=ns_per_step)
 
 
-def _loops(rule_input: RuleInput) -> Iterator[Finding]:
+def _find_loops(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield the outermost modules that are called many times, for a short time each, in each call of their parent.
 
     A module without a parent counts by its calls in a step, if it trains: a policy's rollout waits for its next input.
@@ -465,7 +465,7 @@ def _loops(rule_input: RuleInput) -> Iterator[Finding]:
         in_loops.update(row.fqn for row in rows)
 
 
-def _unused_graph(rule_input: RuleInput, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
+def _make_unused_graph_finding(rule_input: RuleInput, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
     evidence = f"forward {times_text(calls / rule_input.steps)} a step, {short_ms(forward_ns / calls)} each, "
     evidence += "and never a backward: under torch.no_grad() it takes less time and memory"
     outer = rule_input.outer[row.fqn]
@@ -474,7 +474,7 @@ def _unused_graph(rule_input: RuleInput, row: ModuleTimes, calls: int, forward_n
     return rule_input.finding(title, row.fqn, "forward", evidence=evidence, show=only_option(row.fqn))
 
 
-def _recompute(rule_input: RuleInput) -> Iterator[Finding]:
+def _find_recompute(rule_input: RuleInput) -> Iterator[Finding]:
     total_ns = int(rule_input.part_ns("recompute").sum())
     ns_per_step = total_ns / max(rule_input.steps, 1)
     if not total_ns or ns_per_step < rule_input.min_share_ns:

@@ -57,34 +57,35 @@ class _Outlier(NamedTuple):
 
 def find_outliers(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that are slower than their siblings in most steps, then those with more FLOPs or memory."""
-    rows, groups = rule_input.rows, list(_sibling_groups(rule_input, notes))
+    rows, groups = rule_input.rows, list(_group_siblings(rule_input, notes))
     reported: set[int] = set()
     if rule_input.steps >= MIN_STEPS:
         min_ns, median_ns = rule_input.min_share_ns, rule_input.module_median_ns
-        for outlier in _innermost(rule_input, _outliers(rule_input.p10_ns, groups, min_ns)):
+        for outlier in _keep_innermost(rule_input, _find_outliers(rule_input.p10_ns, groups, min_ns)):
             is_slower = median_ns[outlier.row] > _MIN_MEDIAN_RATIO * median_ns[outlier.siblings.rows].max()
             is_cold = outlier.row < outlier.siblings.rows.min() and outlier.excess <= min_ns + _COLD_NS
             if is_slower and not is_cold and not _is_larger(rule_input, outlier):
                 reported.add(outlier.row)
-                yield _time_finding(rule_input, outlier, notes, median_ns)
-        yield from _own_outliers(rule_input, [group for group in groups if group.in_list], reported, notes)
+                yield _make_time_finding(rule_input, outlier, notes, median_ns)
+        yield from _find_own_outliers(rule_input, [group for group in groups if group.in_list], reported, notes)
     flops = np.array([_flops_of_call(row) for row in rows])
     retained_bytes = np.array([row.retained_bytes or 0 for row in rows])
     peak_bytes = rule_input.summary.memory.peak_bytes if rule_input.summary.memory is not None else 0
-    for outlier in _innermost(rule_input, _outliers(flops, groups, MIN_SHARE * flops.max(initial=0.0))):
+    for outlier in _keep_innermost(rule_input, _find_outliers(flops, groups, MIN_SHARE * flops.max(initial=0.0))):
         if outlier.row not in reported:
             reported.add(outlier.row)
             ratio = flops[outlier.row] / max(float(np.median(flops[outlier.siblings.rows])), 1.0)
             text = f"{ratio:.3g} times as many a call"
-            yield _other_finding(rule_input, outlier, "has more FLOPs than its siblings", text)
-    for outlier in _innermost(rule_input, _outliers(retained_bytes, groups, max(MIN_SHARE * peak_bytes, _MIN_BYTES))):
+            yield _make_other_finding(rule_input, outlier, "has more FLOPs than its siblings", text)
+    min_bytes = max(MIN_SHARE * peak_bytes, _MIN_BYTES)
+    for outlier in _keep_innermost(rule_input, _find_outliers(retained_bytes, groups, min_bytes)):
         if outlier.row not in reported:
             usual = format_bytes(int(np.median(retained_bytes[outlier.siblings.rows])))
             text = f"a forward call keeps {format_bytes(int(retained_bytes[outlier.row]))}, its siblings {usual}"
-            yield _other_finding(rule_input, outlier, "keeps more memory than its siblings", text, "--memory")
+            yield _make_other_finding(rule_input, outlier, "keeps more memory than its siblings", text, "--memory")
 
 
-def _own_outliers(
+def _find_own_outliers(
     rule_input: RuleInput, groups: Sequence[_Siblings], reported: set[int], notes: NotedSteps
 ) -> Iterator[Finding]:
     """Yield modules with inner ones whose own time far exceeds their siblings', if no module near them is reported."""
@@ -93,13 +94,13 @@ def _own_outliers(
     fqns = {rule_input.rows[row].fqn for row in reported}
     outer_fqns = {outer for fqn in fqns for outer in rule_input.outer[fqn]}
     min_ns = max(rule_input.min_share_ns, rule_input.min_ns)
-    for outlier in _outliers(own_ns, groups, min_ns, _MIN_RATIO_OF_UNLIKE).values():
+    for outlier in _find_outliers(own_ns, groups, min_ns, _MIN_RATIO_OF_UNLIKE).values():
         fqn = rule_input.rows[outlier.row].fqn
         # In the 10th percentile too: a busy machine stops one of them in most steps.
         is_longer = own_p10_ns[outlier.row] > _MIN_RATIO_OF_UNLIKE * own_p10_ns[outlier.siblings.rows].max()
         if is_longer and fqn not in fqns | outer_fqns and fqns.isdisjoint(rule_input.outer[fqn]):
             reported.add(outlier.row)
-            yield _time_finding(rule_input, outlier, notes, own_ns)
+            yield _make_time_finding(rule_input, outlier, notes, own_ns)
 
 
 def list_pattern(rule_input: RuleInput, fqn: str) -> str:
@@ -107,7 +108,7 @@ def list_pattern(rule_input: RuleInput, fqn: str) -> str:
     return place_in_lists(fqn, rule_input.outer)
 
 
-def _sibling_groups(rule_input: RuleInput, notes: NotedSteps) -> Iterator[_Siblings]:
+def _group_siblings(rule_input: RuleInput, notes: NotedSteps) -> Iterator[_Siblings]:
     by_key: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rule_input.rows):
         if not row.fqn or not rule_input.runs.calls[index]:
@@ -121,7 +122,7 @@ def _sibling_groups(rule_input: RuleInput, notes: NotedSteps) -> Iterator[_Sibli
             yield _Siblings(np.array(members), pattern, in_list=not module_class)
 
 
-def _outliers(
+def _find_outliers(
     values: AnyArray, groups: Sequence[_Siblings], min_excess: float, min_ratio: float = _MIN_RATIO
 ) -> dict[int, _Outlier]:
     """Return the outliers by row, each with the first group in which it is one.
@@ -144,7 +145,7 @@ def _outliers(
     return outliers
 
 
-def _innermost(rule_input: RuleInput, outliers: dict[int, _Outlier]) -> list[_Outlier]:
+def _keep_innermost(rule_input: RuleInput, outliers: dict[int, _Outlier]) -> list[_Outlier]:
     """Leave out outliers that one inner outlier explains, and outliers inside one that several explain."""
     row_by_fqn = {rule_input.rows[row].fqn: row for row in outliers}
     omitted: set[int] = set()
@@ -168,7 +169,7 @@ def _is_larger(rule_input: RuleInput, outlier: _Outlier) -> bool:
     return not outlier.siblings.in_list and row.backward_ns / max(row.calls, 1) > _MIN_RATIO * usual_ns > 0
 
 
-def _time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
+def _make_time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
     """Return a finding for a slower module; `ns`: median times of all modules in a step, or their own times."""
     row, siblings = rule_input.rows[outlier.row], [rule_input.rows[index] for index in outlier.siblings.rows.tolist()]
     time_text = f"{ms_range([ns[outlier.row]])} a step, its siblings {ms_range(ns[outlier.siblings.rows])}"
@@ -215,7 +216,7 @@ def _is_slower(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> bool:
     return True
 
 
-def _other_finding(
+def _make_other_finding(
     rule_input: RuleInput, outlier: _Outlier, title: str, evidence: str, option: str = "--flops"
 ) -> Finding:
     row = rule_input.rows[outlier.row]
