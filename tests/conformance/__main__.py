@@ -1,4 +1,4 @@
-"""Print who is right, as Markdown: case × tracker."""
+"""Print a Markdown table of the verdicts: case × tracker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .torch_users import USERS, counts_the_same
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/conformance", description=__doc__)
     parser.add_argument("--totals", action="store_true", help="only how often each is right, wrong, …")
-    parser.add_argument("--trees", action="store_true", help="also the trees that were told where these are not right")
+    parser.add_argument("--trees", action="store_true", help="also print the reported trees that are not right")
     options = parser.parse_args()
-    # Torch's trackers say on the way that they are confused; the table says it better.
+    # Torch's trackers log that they are confused; the table shows it better.
     logging.disable(logging.CRITICAL)
     build()
     totals = {subject: Counter[str]() for subject in SUBJECTS}

@@ -1,4 +1,4 @@
-"""What a case is, and the list of all."""
+"""The class of a case, and the list of all cases."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A small model, a step, and what must be told of it.
+    """A small model, a step, and the trees that a tracker must report.
 
     Attributes:
-        name: what it is called.
-        family: the file it stands in.
-        about: what it is about, one line.
-        make: makes the model and returns the step.
-        expected: the trees that must be told, worked out by hand.
-        not_live: why trackers that tell open names cannot be asked; None where they can.
-        wrong: which of ours are wrong, and why.
-        renamed: how names begin here, and how they do for trackers that tell open names, which keep wrappers in them.
+        name: name of the case.
+        family: file of the case.
+        about: subject of the case, one line.
+        make: function that makes the model and returns the step.
+        expected: the trees that must be reported, worked out by hand.
+        not_live: reason why trackers of open names cannot be asked; None if they can.
+        wrong: our trackers that are wrong, with the reason of each.
+        renamed: start of the names here and for trackers of open names, whose names keep wrappers.
     """
 
     name: str
@@ -41,7 +41,7 @@ CASES: dict[str, Case] = {}
 
 
 def by_hooks(reason: str) -> dict[str, str]:
-    """Return why what is built on hooks is wrong: the Python engine and the drop-in trackers."""
+    """Return `reason` for each tracker that is built on hooks: the Python engine and the drop-in trackers."""
     return dict.fromkeys(("Python engine", "modtrace.ModuleTracker", "modtrace.ModTracker"), reason)
 
 
@@ -52,7 +52,7 @@ def case(
     wrong: Mapping[str, str] | None = None,
     renamed: tuple[str, str] | None = None,
 ) -> Callable[[Callable[[], Step]], Callable[[], Step]]:
-    """Make a function a case: its name is the case's, its docstring's first line says what it is about."""
+    """Make a function a case, named after the function and described by the first line of its docstring."""
 
     def add(make: Callable[[], Step]) -> Callable[[], Step]:
         name = make.__name__.replace("_", " ")

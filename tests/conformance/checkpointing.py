@@ -1,4 +1,4 @@
-"""Recomputing in backward."""
+"""Recomputation in backward."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def checkpoint_without_reentry() -> Step:
     """
 )
 def checkpoint_with_reentry() -> Step:
-    """The recomputation comes first, inside a node that Net made itself; then a backward inside the backward."""
+    """The recomputation runs first, inside one of Net's own nodes; then follows a backward inside the backward."""
     net = Net(lambda self, x: _again(self, x, True), a=Exp(), b=Scale())
     return lambda: net(leaf()).sum().backward()
 
@@ -145,7 +145,7 @@ def checkpoint_that_stops_early() -> Step:
     """
 )
 def checkpoint_in_a_checkpoint() -> Step:
-    """A checkpoint inside of a checkpoint: recomputing the outer one stops at what the inner one saved, its input."""
+    """A checkpoint inside a checkpoint: recomputing the outer one stops at the input that the inner one saved."""
     inner = Net(lambda self, x: x.exp())
     outer = Net(lambda self, x: checkpoint(self.inner, x, use_reentrant=False), inner=inner)
     net = Net(lambda self, x: checkpoint(self.outer, x, use_reentrant=False), outer=outer)
@@ -167,7 +167,7 @@ def checkpoint_in_a_checkpoint() -> Step:
     """
 )
 def checkpoint_of_one_module_twice() -> Step:
-    """The same module in two checkpoints: each recomputation repeats its own call."""
+    """One module in two checkpoints: each recomputation repeats its own call."""
 
     def body(self: Any, x: Tensor) -> Any:
         return checkpoint(self.a, checkpoint(self.a, x, use_reentrant=False), use_reentrant=False)
@@ -195,7 +195,7 @@ def checkpoint_of_one_module_twice() -> Step:
     """
 )
 def checkpoint_sequential_segments() -> Step:
-    """checkpoint_sequential: all segments but the last are recomputed."""
+    """checkpoint_sequential: all segments except the last are recomputed."""
 
     def body(self: Any, x: Tensor) -> Any:
         return checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
@@ -222,7 +222,7 @@ def checkpoint_sequential_segments() -> Step:
     """
 )
 def selective_checkpoint() -> Step:
-    """A checkpoint that keeps what matrix products made."""
+    """A checkpoint that keeps the results of matrix products."""
 
     def contexts() -> Any:
         return create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
@@ -244,6 +244,6 @@ def selective_checkpoint() -> Step:
     """
 )
 def checkpoint_without_gradients() -> Step:
-    """A checkpoint with reentry whose inputs do not require grad gives none to its parameters."""
+    """A checkpoint with reentry whose inputs do not require grad gives its parameters no gradients."""
     net = Net(lambda self, x: _again(self, x, True), a=Scale(), b=Scale())
     return lambda: net(torch.ones(2, 2)).sum().backward()

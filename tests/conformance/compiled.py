@@ -34,7 +34,7 @@ class Two(nn.Module):
     not_live=_TRACED,
 )
 def a_compiled_model() -> Step:
-    """torch.compile of a model, compiled while it is recorded: one slice, whose inside is nobody's."""
+    """torch.compile of a model, compiled during the recording: one slice, with no modules inside it."""
     torch._dynamo.reset()
     model = torch.compile(Two(), backend="aot_eager", fullgraph=True)
     return lambda: model(leaf()).sum().backward()
@@ -50,7 +50,7 @@ def a_compiled_model() -> Step:
     not_live=_TRACED,
 )
 def a_model_compiled_before() -> Step:
-    """A model that was compiled before the recording began."""
+    """A model that was compiled before the recording started."""
     torch._dynamo.reset()
     model = torch.compile(Two(), backend="aot_eager", fullgraph=True)
     model(leaf()).sum().backward()

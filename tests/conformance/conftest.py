@@ -1,4 +1,4 @@
-"""What is cleared up after each case."""
+"""Cleanup after each case."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def no_process_group_left() -> Iterator[None]:
-    """End the process group that a case makes: it would say the rank to whatever test comes next."""
+def end_process_group() -> Iterator[None]:
+    """End the process group of a case: it would give its rank to the next test."""
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What is wrapped for distributed training; one process stands for all."""
+"""Models wrapped for distributed training, in a group of one process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _one_process() -> None:
     renamed=("Model", "DistributedDataParallel.module"),
 )
 def distributed_data_parallel() -> Step:
-    """DistributedDataParallel: its reducer's hooks lie on the gradients' accumulation."""
+    """DistributedDataParallel: its reducer's hooks are on the accumulation of gradients."""
     _one_process()
     model = DistributedDataParallel(Model())
 

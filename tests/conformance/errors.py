@@ -13,7 +13,7 @@ from .modules import Exp, Net, Scale, leaf
 
 
 class Fails(nn.Module):
-    """Raises in forward, once it has called what it holds."""
+    """Raises in forward, after it has called its inner module."""
 
     def __init__(self, error: type[BaseException] = ValueError) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def an_exception_caught_by_the_caller() -> Step:
     """
 )
 def an_exception_caught_outside() -> Step:
-    """A model raises; another one runs after."""
+    """A model raises; another model runs afterwards."""
     net, other = Net(lambda self, x: self.fails(x), fails=Fails()), Scale()
 
     def step() -> None:
@@ -84,7 +84,7 @@ def an_exception_caught_outside() -> Step:
     """
 )
 def an_interrupt() -> Step:
-    """An exception that is no Exception: what Ctrl-C raises."""
+    """A KeyboardInterrupt (Ctrl-C), which is not a subclass of Exception."""
     net, other = Net(lambda self, x: self.fails(x), fails=Fails(KeyboardInterrupt)), Scale()
 
     def step() -> None:
@@ -121,7 +121,7 @@ _STOPPED = """
 
 @case(_STOPPED)
 def a_forward_that_a_hook_stopped() -> Step:
-    """A forward hook takes the output of the second of three modules and ends the forward by raising."""
+    """A forward hook keeps the output of the second of three modules and ends the forward by raising."""
     net = Net(lambda self, x: self.c(self.b(self.a(x))), a=Exp(), b=Exp(), c=Exp())
     taken: list[Tensor] = []
     net.b.register_forward_hook(_take(taken))
@@ -151,7 +151,7 @@ def a_forward_that_a_hook_stopped() -> Step:
     """
 )
 def a_forward_stopped_inside_another() -> Step:
-    """A module puts aside what it made and raises; the one around it catches that, and goes on with it."""
+    """A module stores its result and raises; the outer module catches that and continues with the result."""
     taken: list[Tensor] = []
 
     def inner(self: Any, x: Tensor) -> Any:
@@ -182,7 +182,7 @@ def a_forward_stopped_inside_another() -> Step:
     """
 )
 def two_forwards_one_of_which_was_stopped() -> Step:
-    """A forward was stopped before its last module by what Ctrl-C raises; another model runs on what it had made."""
+    """A KeyboardInterrupt stops a forward before its last module; another model runs on its stored result."""
     taken: list[Tensor] = []
 
     def body(self: Any, x: Tensor) -> Any:
@@ -225,7 +225,7 @@ class _Broken(torch.autograd.Function):
     """
 )
 def an_exception_in_backward() -> Step:
-    """Backward fails in a module, so the one before it never begins; another model's step follows."""
+    """Backward fails in a module, so the backward of the module before never starts; another model's step follows."""
     broken = Net(lambda self, x: _Broken.apply(x))
     net = Net(lambda self, x: self.b(self.broken(self.a(x))), a=Scale(), broken=broken, b=Scale())
     other = Scale()
@@ -251,7 +251,7 @@ def an_exception_in_backward() -> Step:
     """
 )
 def a_backward_after_one_that_failed() -> Step:
-    """A backward pass fails; the next one follows without a forward between them."""
+    """A backward pass fails; the next pass follows without a forward between them."""
     net, other = Net(lambda self, x: self.broken(x), broken=Net(lambda self, x: _Broken.apply(x))), Scale()
 
     def step() -> None:
@@ -282,7 +282,7 @@ def a_backward_after_one_that_failed() -> Step:
     wrong={"Python engine": "its own hook on the node runs before the one that fails"},
 )
 def a_hook_that_raises() -> Step:
-    """A hook on the first module's output fails, so that its backward never begins; the next step is whole."""
+    """A hook on the first module's output fails, so its backward never starts; the next step is complete."""
 
     def fail(_: Tensor) -> None:
         raise ValueError("on purpose")
@@ -320,8 +320,8 @@ def a_hook_that_raises() -> Step:
     """
 )
 def a_pass_that_fails_inside_another() -> Step:
-    """A custom function's backward runs a pass that fails, catches that and goes on."""
-    kept: list[Tensor] = []
+    """A custom function's backward runs a pass that fails, catches the exception and goes on."""
+    inner_outputs: list[Tensor] = []
 
     class Nested(torch.autograd.Function):
         @staticmethod
@@ -331,11 +331,11 @@ def a_pass_that_fails_inside_another() -> Step:
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
             with suppress(ValueError):
-                kept.pop().backward()
+                inner_outputs.pop().backward()
             return gradient
 
     def body(self: Any, x: Tensor) -> Any:
-        kept.append(self.broken(x).sum())
+        inner_outputs.append(self.broken(x).sum())
         return self.b(x)
 
     net = Net(body, broken=Net(lambda self, x: _Broken.apply(x)), b=Net(lambda self, x: Nested.apply(x)))

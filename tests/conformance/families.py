@@ -1,4 +1,4 @@
-"""All cases: importing their files puts them on the list, family by family."""
+"""All cases: importing their files adds them to the list, family by family."""
 
 from __future__ import annotations
 

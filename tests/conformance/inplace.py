@@ -68,7 +68,7 @@ def in_place_on_a_view_of_an_output() -> Step:
 
 @case(_CHAIN)
 def in_place_through_a_view_that_comes_out() -> Step:
-    """A module returns a view; the caller changes its base in place after."""
+    """A module returns a view; the caller changes its base in place afterwards."""
 
     def inner(self: Any, x: Tensor) -> Any:
         base = x.sin()
@@ -112,7 +112,7 @@ def writing_into_a_buffer() -> Step:
     """
 )
 def in_place_into_another_input() -> Step:
-    """A module adds one of its inputs to the other in place, and returns nothing."""
+    """A module adds one input to another in place, and returns nothing."""
 
     def body(self: Any, x: Tensor) -> Any:
         total = self.a(x)

@@ -1,4 +1,4 @@
-"""What goes into a module."""
+"""Inputs of modules."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def keyword_inputs() -> Step:
     def inner(self: Any, *, x: Tensor) -> Tensor:
         return x.exp()
 
-    # Net.a and Net.b are Nets too: what they are called is where they lie.
+    # Net.a and Net.b are of class Net too; they are named by their place.
     net = Net(lambda self, *, x: self.b(x=self.a(x=x)), a=Net(inner), b=Net(inner))
     return lambda: net(x=leaf()).sum().backward()
 
@@ -136,7 +136,7 @@ def nested_inputs() -> Step:
     """
 )
 def a_persistent_input() -> Step:
-    """The same leaf that requires grad goes in at every step."""
+    """The same leaf, which requires grad, is the input of every step."""
     net = Net(lambda self, x: self.a(x), a=Exp())
     x = leaf()
 
@@ -162,7 +162,7 @@ def a_persistent_input() -> Step:
     """
 )
 def fan_out() -> Step:
-    """q, k and v share an input: the gradient of that is a sum, known only after all three."""
+    """q, k and v share an input, whose gradient is a sum that is known only after all three."""
     net = Net(lambda self, x: self.q(x) + self.k(x) + self.v(x), q=Scale(), k=Scale(), v=Scale())
     return lambda: net(leaf()).sum().backward()
 
@@ -184,7 +184,7 @@ def fan_out() -> Step:
     """
 )
 def fan_out_of_a_module() -> Step:
-    """The shared input comes from a module, so that module begins when the siblings are done, and not before."""
+    """A module makes the shared input, so its backward starts only after the siblings' backward."""
 
     def body(self: Any, x: Tensor) -> Any:
         x = self.first(x)
@@ -227,7 +227,7 @@ def residual() -> Step:
 
 @case(_CHAIN)
 def parameter_gradients_come_last() -> Step:
-    """The gradient of a transposed weight is made after the input's: the module still runs."""
+    """The gradient of a transposed weight is made after the gradient of the input: the module is still open."""
 
     class Transposed(nn.Module):
         def __init__(self) -> None:
@@ -256,7 +256,7 @@ def parameter_gradients_come_last() -> Step:
     """
 )
 def some_inputs_without_gradients() -> Step:
-    """A module with one input that requires grad and one that does not."""
+    """A module with one input that requires grad and another that does not."""
 
     def body(self: Any, x: Tensor, mask: Tensor) -> Any:
         return self.gate(self.b(self.a(x)), mask)
@@ -277,7 +277,7 @@ def some_inputs_without_gradients() -> Step:
     """
 )
 def an_input_that_is_a_parameter() -> Step:
-    """A module returns its parameter itself, another takes it: the first makes no node."""
+    """A module returns its parameter, another uses it: the first makes no node."""
 
     class Make(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Asking trackers that tell open names: at each begin and end of a forward, and at each autograd node."""
+"""Asking trackers for the open names: at the start and end of each forward, and at each autograd node."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from torch.autograd.graph import Node as GraphNode
 
 from .notation import Node, Trees
 
-__all__ = ["LiveTracker", "trees_told_by"]
+__all__ = ["LiveTracker", "tracker_trees"]
 
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class LiveTracker(Protocol):
-    """What torch's two trackers and ours have in common."""
+    """The interface that torch's two trackers and ours share."""
 
     @property
     def parents(self) -> set[str]: ...
 
 
 @dataclass
-class ToldNames:
-    """The open names that a tracker told, in order, per track."""
+class ReportedNames:
+    """The open names that a tracker reported, in order, per track."""
 
     tracker: LiveTracker
     main: str
@@ -41,7 +41,7 @@ class ToldNames:
     entered: dict[str, int] = field(default_factory=dict)
 
     def enter(self) -> None:
-        """A forward begins on this thread."""
+        """A forward starts on this thread."""
         thread = threading.current_thread().name
         if self.entered.setdefault(thread, 0) == 0:
             self.outermost.setdefault(thread, []).append((_sequence(), -1))
@@ -58,7 +58,7 @@ class ToldNames:
             self.outermost[thread][-1] = (first, _sequence())
 
     def node(self, number: int) -> None:
-        """A node runs. Who says that nothing is open says wrong where a forward made the node."""
+        """A node runs. If a forward made the node, a tracker without open names is wrong."""
         self.ask()
         if len(self.outermost) == 1:
             (ranges,) = self.outermost.values()
@@ -75,16 +75,16 @@ class ToldNames:
         return kind if thread == self.main else f"{kind} @{thread}"
 
     def trees(self) -> Trees:
-        """Return the trees that the sets make; names that do not nest make trees that cannot be right."""
+        """Return the trees of the sets of names; sets that do not nest make trees that cannot be right."""
         names = self.names | {"after the step": [self.after]}
-        trees = {title: _tree([told - {"Global"} for told in sets]) for title, sets in names.items()}
-        missing = [title for title, sets in names.items() if any("Global" not in told for told in sets)]
+        trees = {title: _tree([open_names - {"Global"} for open_names in sets]) for title, sets in names.items()}
+        missing = [title for title, sets in names.items() if any("Global" not in open_names for open_names in sets)]
         return {title: nodes for title, nodes in trees.items() if nodes} | {f"no Global in {t}": () for t in missing}
 
 
-def trees_told_by(tracker: LiveTracker, step: Callable[[], object]) -> Trees:
-    """Run `step` and return the trees that `tracker`, which is entered, tells of it."""
-    notes = ToldNames(tracker, threading.current_thread().name)
+def tracker_trees(tracker: LiveTracker, step: Callable[[], object]) -> Trees:
+    """Run `step` and return the trees that `tracker`, which is entered, reports."""
+    notes = ReportedNames(tracker, threading.current_thread().name)
     with _probed_modules(notes), _probed_graphs(notes):
         step()
     notes.after = frozenset(tracker.parents)
@@ -92,8 +92,8 @@ def trees_told_by(tracker: LiveTracker, step: Callable[[], object]) -> Trees:
 
 
 @contextmanager
-def _probed_modules(notes: ToldNames) -> Iterator[None]:
-    """Ask at begin and end of each forward; classes are patched and no modules, so that modules can die."""
+def _probed_modules(notes: ReportedNames) -> Iterator[None]:
+    """Ask at the start and end of each forward; classes are patched, not modules, so that modules can die."""
 
     def probe(forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
@@ -118,8 +118,8 @@ def _kinds(kind: type[nn.Module]) -> set[type[nn.Module]]:
 
 
 @contextmanager
-def _probed_graphs(notes: ToldNames) -> Iterator[None]:
-    """Ask at each node of each backward pass, also of those that are run inside of others."""
+def _probed_graphs(notes: ReportedNames) -> Iterator[None]:
+    """Ask at each node of each backward pass, nested passes included."""
     backward, grad = torch.autograd.backward, torch.autograd.grad
 
     def probed_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -135,14 +135,14 @@ def _probed_graphs(notes: ToldNames) -> Iterator[None]:
 
 
 @contextmanager
-def _probed_nodes(outputs: Any, notes: ToldNames) -> Iterator[None]:
+def _probed_nodes(outputs: Any, notes: ReportedNames) -> Iterator[None]:
     tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     todo = [tensor.grad_fn for tensor in tensors]
     seen: set[GraphNode] = set()
     handles = []
     while todo:
         node = todo.pop()
-        # A gradient's accumulation counts to the node before it.
+        # The accumulation of a gradient belongs to the node before it.
         if node is None or node in seen or node.name().endswith("AccumulateGrad"):
             continue
         seen.add(node)

@@ -1,4 +1,4 @@
-"""Modes without a graph, functorch's transforms, scripted and traced modules, and what wraps parameters."""
+"""Modes without a graph, functorch's transforms, scripted and traced modules, and wrapped parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _two() -> Net:
 
 @case(_FORWARD)
 def no_grad() -> Step:
-    """torch.no_grad: calls, and no backward."""
+    """torch.no_grad: calls without a backward."""
     net = _two()
 
     def step() -> None:
@@ -38,7 +38,7 @@ def no_grad() -> Step:
 
 @case(_FORWARD)
 def inference_mode() -> Step:
-    """torch.inference_mode: calls, and no backward."""
+    """torch.inference_mode: calls without a backward."""
     net = _two()
 
     def step() -> None:
@@ -90,7 +90,7 @@ def evaluation_between() -> Step:
     """
 )
 def a_frozen_module() -> Step:
-    """A module whose parameters do not require grad, at the begin: it has no backward."""
+    """The first module's parameters do not require grad: it has no backward."""
     net = Net(lambda self, x: self.b(self.frozen(x)), frozen=Scale(), b=Scale())
     net.frozen.requires_grad_(False)
     return lambda: net(torch.ones(2, 2)).sum().backward()
@@ -105,7 +105,7 @@ def a_frozen_module() -> Step:
     """
 )
 def vmap() -> Step:
-    """torch.func.vmap over a model: it is called once, with a tensor that stands for the batch."""
+    """torch.func.vmap over a model: it is called once, with a tensor for the whole batch."""
     net = _two()
 
     def step() -> None:
@@ -128,7 +128,7 @@ def vmap() -> Step:
     """
 )
 def vmap_and_backward() -> Step:
-    """torch.func.vmap over a model, and a backward pass: what the calls return leads to no node."""
+    """torch.func.vmap over a model, and a backward pass: the calls' outputs have no graph node."""
     net = _two()
     return lambda: torch.func.vmap(net)(torch.ones(3, 2, 2)).sum().backward()
 
@@ -148,7 +148,7 @@ def vmap_and_backward() -> Step:
     """
 )
 def vmap_of_vmap_inside_a_forward() -> Step:
-    """A module maps another one over two dimensions, between two that are called as usual."""
+    """A module maps an inner module over two dimensions, between two normal calls."""
     net = Net(lambda self, x: self.c(torch.func.vmap(torch.func.vmap(self.b))(self.a(x))), a=Exp(), b=Exp(), c=Exp())
     return lambda: net(leaf()).sum().backward()
 
@@ -172,7 +172,7 @@ def vmap_of_vmap_inside_a_forward() -> Step:
     """
 )
 def vmap_over_parameters() -> Step:
-    """An ensemble (functional_call, mapped over stacked parameters), called twice; a pass for each, the last first."""
+    """An ensemble (functional_call, mapped over stacked parameters), called twice; a pass per call, the last first."""
     net = _two()
     stacked = {name: torch.ones(3, 2, 2, requires_grad=True) for name, _ in net.named_parameters()}
 
@@ -201,7 +201,7 @@ def vmap_over_parameters() -> Step:
     """
 )
 def vmap_and_a_pass_inside_forward() -> Step:
-    """A forward maps one module and runs its backward, then calls another one."""
+    """A forward maps one module and runs its backward, then calls another module."""
 
     def body(self: Any, x: Tensor) -> Any:
         torch.func.vmap(self.a)(x).sum().backward()
@@ -266,7 +266,7 @@ def functional_call() -> Step:
     not_live="nothing can ask inside a scripted forward",
 )
 def a_scripted_module() -> Step:
-    """A scripted module inside a model: one call, and nothing is known of what it holds."""
+    """A scripted module inside a model: one call, without its inner modules."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
@@ -332,7 +332,7 @@ def a_parametrized_module() -> Step:
     """
 )
 def autocast() -> Step:
-    """Mixed precision: casts of inputs and weights are nodes of the module that they are made for."""
+    """Mixed precision: casts of inputs and weights are nodes of the module that uses them."""
     net = Net(lambda self, x: self.b(self.a(x)), a=nn.Linear(2, 2), b=nn.Linear(2, 2))
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Modules that many cases are made of."""
+"""Modules that many cases use."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Exp(nn.Module):
 
 
 class Net(nn.Module):
-    """Modules under the names given, and a forward given.
+    """A module with the given inner modules and the given forward.
 
     Args:
         body: called with the module and its inputs.
-        inner: the modules inside.
+        inner: the inner modules by name.
     """
 
     def __init__(self, body: Callable[..., Any], **inner: nn.Module) -> None:
         super().__init__()
-        # In a list, so that a module is not registered and a function is not bound.
+        # In a list, so that a module is not registered as a submodule and a function is not bound.
         self._body = [body]
         for name, module in inner.items():
             self.add_module(name, module)

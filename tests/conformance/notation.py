@@ -10,11 +10,11 @@
         Net.a
           recompute Net.a
 
-A section is a track: `forward:` and `backward:` of the step's thread, `forward @worker:` of one of that name.
-A line is a span, below the one that it lies in, in order of time: its fully qualified name; ` #n` where it is the n-th
-call of that name (from 0, which is not written); `recompute` before a recomputation; `~` behind one that is not
-complete. In expected text ` ?` behind a line says that nothing can tell whether it must be there: without it, what it
-holds moves up. ` ~?` says that nothing can tell whether it is complete.
+A section is a track: `forward:` and `backward:` of the step's thread, `forward @worker:` of the thread `worker`.
+A line is a span, below the span around it, in order of time: its fully qualified name; ` #n` if it is the n-th
+call of that name (from 0, which is not written); `recompute` before a recomputation; `~` after a span that is not
+complete. In expected text ` ?` after a line means that the span may be missing: without it, the lines inside it
+move up. ` ~?` means that the span may or may not be complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Node", "Trees", "parse", "project", "rename", "render", "variants"]
 
 @dataclass(frozen=True)
 class Node:
-    """One span and what it holds."""
+    """A span and the spans inside it."""
 
     fqn: str
     call: int = 0
@@ -41,7 +41,7 @@ class Node:
 
 
 Trees = dict[str, tuple[Node, ...]]
-"""The outermost spans of each track, by its section's title."""
+"""The outermost spans of each track, by the title of its section."""
 
 _LINE = re.compile(
     r"(?P<indent> *)(?P<recompute>recompute )?(?P<fqn>\S+?)(?: #(?P<call>\d+))?"
@@ -119,7 +119,7 @@ def render(trees: Trees) -> str:
 
 
 def variants(trees: Trees) -> list[Trees]:
-    """Return each form that trees with lines that cannot be told can take, without those marks."""
+    """Return all trees that the marks ` ?` and ` ~?` allow, without these marks."""
     titles = list(trees)
     choices = itertools.product(*(_variants(trees[title]) for title in titles))
     return [{title: nodes for title, nodes in zip(titles, choice, strict=True) if nodes} for choice in choices]
@@ -156,23 +156,23 @@ def rename(trees: Trees, before: str, after: str) -> Trees:
 
 
 def project(trees: Trees) -> Trees:
-    """Return what sets of open names can tell of trees: no calls apart, no recomputations, no name inside itself."""
+    """Return the trees as sets of open names show them: without call numbers, recomputations and repeated names."""
     projected = {title: _project(nodes, frozenset()) for title, nodes in trees.items()}
     return {title: nodes for title, nodes in projected.items() if nodes}
 
 
-def _project(nodes: Sequence[Node], around: frozenset[str]) -> tuple[Node, ...]:
+def _project(nodes: Sequence[Node], outer_names: frozenset[str]) -> tuple[Node, ...]:
     flat: list[Node] = []
-    for node in _spliced(nodes, around):
+    for node in _spliced(nodes, outer_names):
         if flat and flat[-1].fqn == node.fqn:
             flat[-1] = replace(flat[-1], children=flat[-1].children + node.children)
         else:
             flat.append(node)
-    return tuple(Node(node.fqn, children=_project(node.children, around | {node.fqn})) for node in flat)
+    return tuple(Node(node.fqn, children=_project(node.children, outer_names | {node.fqn})) for node in flat)
 
 
-def _spliced(nodes: Sequence[Node], around: frozenset[str]) -> list[Node]:
+def _spliced(nodes: Sequence[Node], outer_names: frozenset[str]) -> list[Node]:
     spliced: list[Node] = []
     for node in nodes:
-        spliced.extend(_spliced(node.children, around) if node.fqn in around else [node])
+        spliced.extend(_spliced(node.children, outer_names) if node.fqn in outer_names else [node])
     return spliced

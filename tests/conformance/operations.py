@@ -1,4 +1,4 @@
-"""Operations of a module's own, between the modules that it calls."""
+"""A module's own operations, between the modules that it calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .modules import Exp, Net, Scale, leaf
     """
 )
 def own_operations_everywhere() -> Step:
-    """Before, between and after what it calls: one slice of Net holds all."""
+    """Operations before, between and after the inner modules: one slice of Net contains all."""
     net = Net(lambda self, x: self.b(self.a(x.sin()).sin()).sin(), a=Scale(), b=Scale())
     return lambda: net(leaf()).sum().backward()
 
@@ -44,7 +44,7 @@ def own_operations_everywhere() -> Step:
     """
 )
 def own_operations_that_go_nowhere_near() -> Step:
-    """An operation whose result is neither input of what is called next nor output: used later, beside it."""
+    """An operation whose result is neither the next module's input nor the output, but is used later."""
 
     def inner(self: Any, x: Tensor) -> Any:
         aside = x.sin()
@@ -67,7 +67,7 @@ def own_operations_that_go_nowhere_near() -> Step:
     """
 )
 def own_operations_of_parameters_only() -> Step:
-    """A caller's operation on its own parameter (a mask, a normed weight), used last."""
+    """A module's operation on its own parameter (a mask, a normed weight), used last."""
 
     class Normed(nn.Module):
         def __init__(self) -> None:
@@ -178,7 +178,7 @@ def a_custom_function() -> Step:
     """
 )
 def recurrent_layers() -> Step:
-    """nn.LSTM, whose one call makes many nodes, after an embedding."""
+    """An embedding and nn.LSTM, which makes many nodes in one call."""
     model = nn.Sequential(nn.Embedding(3, 2), nn.LSTM(2, 2, num_layers=2))
     return lambda: model(torch.tensor([0, 1, 2]))[0].sum().backward()
 
@@ -223,7 +223,7 @@ def a_transformer_layer() -> Step:
     """
 )
 def forward_hooks_of_the_user() -> Step:
-    """A forward hook of the user's replaces an output: what the hook makes belongs to the module."""
+    """A user's forward hook replaces an output: the hook's nodes belong to the module."""
     net = Net(lambda self, x: self.b(self.a(x)), a=Scale(), b=Scale())
     net.a.register_forward_hook(lambda module, args, output: output.sin())
     return lambda: net(leaf()).sum().backward()
@@ -242,7 +242,7 @@ def forward_hooks_of_the_user() -> Step:
     """
 )
 def backward_hooks_of_the_user() -> Step:
-    """Full backward hooks of the user's, whose nodes are made at begin and end of the call."""
+    """A user's full backward hooks, whose nodes are made at the start and end of the call."""
     net = Net(lambda self, x: self.b(self.a(x)), a=Scale(), b=Scale())
     net.a.register_full_backward_hook(lambda module, inputs, outputs: None)
     net.b.register_full_backward_pre_hook(lambda module, outputs: None)
@@ -259,7 +259,7 @@ def backward_hooks_of_the_user() -> Step:
     renamed=("Net.a", "Scale"),
 )
 def forward_called_directly() -> Step:
-    """net.forward(x) is not a call of the module net: what it calls is outermost, and has its name below net."""
+    """net.forward(x) is not a call of net: the inner modules are outermost, with their names below net."""
     net = Net(lambda self, x: self.a(x), a=Scale())
     return lambda: net.forward(leaf()).sum().backward()
 

@@ -1,4 +1,4 @@
-"""What comes out of a module, and where the loss is taken."""
+"""Outputs of modules, and places of the loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHAIN = """
         Net.b
         Net.a
 """
-"""Net's own forward makes no node: its backward is that of what it calls."""
+"""Net's own forward makes no node: its backward is the backward of its inner modules."""
 
 
 def _wrapped(wrap: Callable[[Tensor], Any], unwrap: Callable[[Any], Tensor]) -> Step:
@@ -86,7 +86,7 @@ def named_tuple_outputs() -> Step:
 
 
 class _Opaque:
-    """An object of no known kind (torch_geometric's Data is one)."""
+    """An object of an unknown class (such as torch_geometric's Data)."""
 
     __slots__ = ("value",)
 
@@ -96,13 +96,13 @@ class _Opaque:
 
 @case(_CHAIN)
 def opaque_outputs() -> Step:
-    """An object that nothing can look into goes in and comes out."""
+    """An object of an unknown class goes in and comes out."""
     return _wrapped(_Opaque, lambda d: d.value)
 
 
 @case(_CHAIN)
 def mapping_outputs() -> Step:
-    """A mapping that is no dict (a tokenizer's BatchEncoding) goes in and comes out."""
+    """A mapping that is not a dict (a tokenizer's BatchEncoding) goes in and comes out."""
     return _wrapped(lambda t: UserDict(x=t), lambda d: d["x"])
 
 
@@ -123,7 +123,7 @@ def _split(self: Any, x: Tensor) -> Any:
     """
 )
 def an_output_unused() -> Step:
-    """Of two outputs the newer one is not used: the module begins at the older one."""
+    """The newer of two outputs is not used: the module's backward starts at the older output."""
     net = Net(lambda self, x: self.b(self.a(x)[0]), a=Net(_split), b=Scale())
     return lambda: net(leaf()).sum().backward()
 
@@ -168,7 +168,7 @@ def a_branch_unused() -> Step:
     """
 )
 def outputs_of_one_node() -> Step:
-    """Chunks of one tensor are outputs of one node; each goes its own way."""
+    """Chunks of one tensor are outputs of one node; each goes to another module."""
 
     def body(self: Any, x: Tensor) -> Any:
         left, right = self.a(x)
@@ -191,7 +191,7 @@ def outputs_of_one_node() -> Step:
     wrong=by_hooks("hooks are put on what a call returned, and on what that was made of"),
 )
 def a_loss_beside_the_output() -> Step:
-    """The loss is a tensor that a module put aside; its output is not used."""
+    """The loss is a tensor that a module stored; the module's output is not used."""
     aside: list[Tensor] = []
 
     def inner(self: Any, x: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def a_loss_beside_the_output() -> Step:
     """
 )
 def a_loss_on_both() -> Step:
-    """The loss is the output and a tensor that an inner module put aside (a mixture of experts' balance loss)."""
+    """The loss is the output and a tensor that an inner module stored (a mixture of experts' balance loss)."""
     aside: list[Tensor] = []
 
     def inner(self: Any, x: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def a_loss_on_both() -> Step:
     """
 )
 def no_output() -> Step:
-    """The modules return None; what they made lies in an attribute."""
+    """The modules return None and store their results in a list."""
     made: list[Tensor] = []
 
     def inner(self: Any, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Backward passes: several, partial, of higher order, inside other things."""
+"""Backward passes: several, partial, of higher order, nested."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def gradients_asked_for() -> Step:
     """
 )
 def accumulated_up_to_features() -> Step:
-    """backward(inputs=) the output of the first module of three: torch runs the node that made it."""
+    """backward(inputs=[the output of the first of three modules]): torch runs the node that made it."""
     features: list[Tensor] = []
 
     def forward(net: Any, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def accumulated_up_to_features() -> Step:
     """
 )
 def gradients_of_features_and_of_the_input() -> Step:
-    """torch.autograd.grad for the output of the first module, and for its input."""
+    """torch.autograd.grad for the first module's output and input."""
     features: list[Tensor] = []
 
     def forward(net: Any, x: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def gradients_of_features_and_of_the_input() -> Step:
     """
 )
 def gradients_of_something_between() -> Step:
-    """torch.autograd.grad for what the first module returned: its own backward does not run."""
+    """torch.autograd.grad for the first module's output: that module's own backward does not run."""
     between: list[Tensor] = []
 
     def body(self: Any, x: Tensor) -> Any:
@@ -186,14 +186,14 @@ def backward_to_some_inputs() -> Step:
     wrong={"Python engine": "nodes that a backward makes are not hooked"},
 )
 def double_backward() -> Step:
-    """A gradient penalty: what the first pass made runs first, newest first; then what forward made."""
+    """A gradient penalty: the nodes that the first pass made run first, newest first; then the forward's nodes."""
     net = Net(lambda self, x: self.b(self.a(x)), a=Exp(), b=Exp())
 
     def step() -> None:
         x = leaf()
         (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
-        # Both Exp save their results, so the second pass runs from the nodes that the backward of a made, over those
-        # that the backward of b made, to b's and a's own.
+        # Both Exp save their results, so the second pass runs the nodes that the backward of a made, then the nodes
+        # that the backward of b made, then the nodes of the forwards of b and a.
         gradient.sum().backward()
 
     return step
@@ -243,7 +243,7 @@ def two_losses() -> Step:
     """
 )
 def micro_batches() -> Step:
-    """Two forwards, then two backwards, the first one first (a pipeline's schedule)."""
+    """Two forwards, then two backwards in the same order (a pipeline's schedule)."""
     net = _two()
 
     def step() -> None:
@@ -292,7 +292,7 @@ def one_loss_of_two_calls() -> Step:
     """
 )
 def backward_inside_forward() -> Step:
-    """A backward pass of an inner module inside the forward of the outer one, and the outer one's later."""
+    """A backward pass of an inner module inside the outer module's forward; the outer module's pass follows."""
 
     def body(self: Any, x: Tensor) -> Any:
         self.a(x).sum().backward()
@@ -316,8 +316,8 @@ def backward_inside_forward() -> Step:
     """
 )
 def backward_inside_backward() -> Step:
-    """A custom function of b's runs a pass of a in its own backward: a pass inside a pass has its own slices."""
-    kept: list[Tensor] = []
+    """A custom function of b runs a pass of a in its backward: the inner pass has its own slices."""
+    inner_outputs: list[Tensor] = []
 
     class Nested(torch.autograd.Function):
         @staticmethod
@@ -326,11 +326,11 @@ def backward_inside_backward() -> Step:
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            kept.pop().backward()
+            inner_outputs.pop().backward()
             return gradient
 
     def body(self: Any, x: Tensor) -> Any:
-        kept.append(self.a(x).sum())
+        inner_outputs.append(self.a(x).sum())
         return self.b(x)
 
     net = Net(body, a=Scale(), b=Net(lambda self, x: Nested.apply(x)))
@@ -351,7 +351,7 @@ def backward_inside_backward() -> Step:
     wrong={"Python engine": "the inner graph is not behind what the call returned"},
 )
 def a_graph_of_its_own_backward() -> Step:
-    """A custom function makes a graph in forward and runs a pass through it in backward: all of it is a's."""
+    """A custom function of a makes a graph in forward and runs a pass through it in backward: all belongs to a."""
 
     class Implicit(torch.autograd.Function):
         @staticmethod

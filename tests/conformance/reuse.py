@@ -70,7 +70,7 @@ def called_again_at_once() -> Step:
     """
 )
 def shared_under_two_parents() -> Step:
-    """One module under two parents: its name is the one that it was called by."""
+    """One module under two parents: each call is named after its caller."""
     shared = Scale()
     left, right = (Net(lambda self, x: self.inner(x), inner=shared) for _ in range(2))
     net = Net(lambda self, x: self.right(self.left(x)), left=left, right=right)
@@ -139,7 +139,7 @@ def deleted_before_backward() -> Step:
     """
 )
 def made_in_forward() -> Step:
-    """Modules that are made for one call, and lie in no module."""
+    """Modules that are made for one call and belong to no module."""
     net = Net(lambda self, x: Scale()(Scale()(x)))
     return lambda: net(leaf()).sum().backward()
 
@@ -212,7 +212,7 @@ def tied_weights() -> Step:
     """
 )
 def an_output_that_goes_back_in() -> Step:
-    """A module's output goes into it again, also beside another module."""
+    """A module's output goes into the same module again, also added to another module's output."""
 
     def body(self: Any, x: Tensor) -> Any:
         x = self.a(x)
@@ -261,7 +261,7 @@ def containers_that_are_not_called() -> Step:
     """
 )
 def routed_modules() -> Step:
-    """Experts: each takes some of the rows, in an order that the data decide; one is not called."""
+    """Experts: each gets some of the rows, in an order that depends on the data; one expert is not called."""
 
     def body(self: Any, x: Tensor) -> Any:
         out = torch.zeros_like(x)

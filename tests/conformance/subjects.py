@@ -1,4 +1,4 @@
-"""Who is asked, and what they answer."""
+"""The engines and trackers under test, and their answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import modtrace
 from modtrace.record_options import EngineName
 
 from .case import CASES, Case, Step
-from .live import trees_told_by
+from .live import tracker_trees
 from .notation import Node, Trees, project, rename, render, variants
 
 __all__ = ["OURS", "SUBJECTS", "Answer", "Verdict", "answer", "count_unattributed"]
@@ -27,11 +27,11 @@ Verdict = Literal["right", "wrong", "crash", "n.a."]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a subject told of a case.
+    """Answer of a subject to a case.
 
     Attributes:
-        verdict: whether it is what must be told.
-        trees: the trees that it told, or how it crashed.
+        verdict: whether the trees are right.
+        trees: the trees that the subject reported, or its crash.
     """
 
     verdict: Verdict
@@ -50,7 +50,7 @@ SUBJECTS = [*ENGINES, *LIVE]
 
 
 def answer(case: Case, subject: str) -> Answer:
-    """Run a case and judge what `subject` tells of it."""
+    """Run a case and judge the trees that `subject` reports."""
     if subject in LIVE and case.not_live is not None:
         return Answer("n.a.", case.not_live)
     expected = variants(case.expected)
@@ -69,7 +69,7 @@ def answer(case: Case, subject: str) -> Answer:
 
 
 def count_unattributed(case: Case, engine: EngineName) -> int:
-    """Return how many nodes outside of all modules an engine counts in a case."""
+    """Return the number of nodes outside all modules that an engine counts in a case."""
     with _as_it_was():
         return _recorded(case.name, engine)[1]
 
@@ -81,21 +81,21 @@ def _made(case: Case) -> Step:
 
 @cache
 def _recorded(name: str, engine: EngineName) -> tuple[Trees, int]:
-    """Run a case, once; return its trees, and how many nodes are outside of all modules."""
+    """Run a case, once; return its trees and its number of nodes outside all modules."""
     step = _made(CASES[name])
     with modtrace.record(engine=engine, capacity=1 << 14) as recording:
         step()
     timeline = recording.timeline()
-    return told_by(timeline), timeline.stats.unattributed
+    return timeline_trees(timeline), timeline.stats.unattributed
 
 
 def _live(make: Callable[[], Any], step: Callable[[], object]) -> Trees:
     tracker = make()
     with tracker:
-        return trees_told_by(tracker, step)
+        return tracker_trees(tracker, step)
 
 
-def told_by(timeline: modtrace.Timeline) -> Trees:
+def timeline_trees(timeline: modtrace.Timeline) -> Trees:
     """Return the trees of a timeline."""
     columns = timeline.columns
     spans = list(timeline.spans)
@@ -118,7 +118,7 @@ def told_by(timeline: modtrace.Timeline) -> Trees:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Undo what torch's trackers change and do not restore."""
+    """Undo the changes that torch's trackers do not undo."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         form = warnings.formatwarning

@@ -1,4 +1,4 @@
-"""Every case against ours. Torch's trackers are in the table that scripts/conformance prints."""
+"""Every case with our engines and trackers; torch's trackers are in the table that scripts/conformance prints."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_case(case: Case, subject: str) -> None:
 
 
 @pytest.mark.usefixtures("native_engine")
-def test_both_engines_count_alike_what_belongs_to_no_module() -> None:
+def test_both_engines_count_the_same_nodes_outside_modules() -> None:
     different = {
         case.name: counts
         for case in all_cases()
         if len(set(counts := [count_unattributed(case, engine) for engine in ("native", "python")])) > 1
     }
 
-    # Without its graph's own thread, the Python engine cannot tell whose sequence numbers they are.
+    # In a backward on another thread, the Python engine does not know which thread's sequence numbers it sees.
     assert different == {"backward on another thread": [1, 0]}
 
 
@@ -44,7 +44,7 @@ def test_there_are_enough_cases() -> None:
     cases = all_cases()
     assert len(cases) >= 40
     assert len({case.about for case in cases}) == len(cases)
-    # What each engine must reach, so that a case marked as wrong is an exception and not a way out.
+    # Minimum for each engine, so that a case marked as wrong is an exception and not a way out.
     assert [case.name for case in cases if "native engine" in case.wrong] == []
     assert sum("Python engine" not in case.wrong for case in cases) >= 0.9 * len(cases)
 
@@ -60,7 +60,7 @@ TEXT = """
 """
 
 
-def test_text_is_read_and_written() -> None:
+def test_trees_are_parsed_and_rendered() -> None:
     trees = parse(TEXT)
     assert trees == {
         "forward": (Node("Net", children=(Node("Net.a"), Node("Net.a", 1))),),
@@ -69,7 +69,7 @@ def test_text_is_read_and_written() -> None:
     assert parse(render(trees)) == trees
 
 
-def test_lines_that_cannot_be_told_have_variants() -> None:
+def test_optional_lines_have_variants() -> None:
     trees = parse("backward:\n  Net ?\n    Net.a ~?\n")
     a, cut = Node("Net.a"), Node("Net.a", cut=True)
     assert variants(trees) == [
@@ -80,7 +80,7 @@ def test_lines_that_cannot_be_told_have_variants() -> None:
     ]
 
 
-def test_projected_trees_hold_what_sets_can_tell() -> None:
+def test_projected_trees_are_those_of_sets_of_names() -> None:
     trees = parse(
         """
         backward:

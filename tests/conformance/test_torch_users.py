@@ -15,7 +15,7 @@ from .torch_users import MODULES, USERS, swapped
 
 @pytest.mark.parametrize(
     ("user", "checkpointed"),
-    # SACEstimator is for models that do not checkpoint yet: it knows storages by address, and those are freed there.
+    # SACEstimator is for models without checkpoints: it knows storages by address, and checkpoints free storages.
     [
         (user, checkpointed)
         for user in USERS
@@ -38,7 +38,7 @@ def test_flops_are_counted_by_any_tracker(tracker: Any) -> None:
         counts = USERS["FlopCounterMode"](False)
 
     totals = {name: sum(by_operator.values()) for name, by_operator in counts.items()}
-    # 2 · rows · inputs · outputs for each of forward, gradient of the input, gradient of the weight; 3 rows.
+    # 2 · rows · inputs · outputs for each of forward, the input's gradient and the weight's gradient; 3 rows.
     linear = 3 * 2 * 3 * 16 * 32
     assert totals == {
         "Global": 4 * linear + 3 * 2 * 3 * 16 * 4,

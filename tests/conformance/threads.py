@@ -29,7 +29,7 @@ def _on_a_thread(name: str, work: Step) -> None:
 
 
 class _Meet(nn.Module):
-    """Waits, in forward and in backward, until both threads are here."""
+    """Waits, in forward and in backward, for the other thread."""
 
     def __init__(self, barrier: threading.Barrier) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def two_forwards_and_one_backward() -> Step:
     """
 )
 def a_branch_on_a_pool() -> Step:
-    """A module inside another's forward runs on a pool: it is named below the caller's, also for its backward."""
+    """A forward runs an inner module on a thread pool: its name is below the caller's, in backward too."""
 
     class Branch(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Torch's own users of its trackers: what each tells of a model's modules, with torch's trackers or with ours."""
+"""Torch's own users of its trackers: their counts for a model's modules, with torch's trackers or with ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import modtrace
 __all__ = ["MODULES", "USERS", "Numbers", "counts_the_same", "swapped"]
 
 Numbers = dict[str, Any]
-"""What was counted, by module."""
+"""Counts by module."""
 
 MODULES = {"Net", "Net.head", *(f"Net.blocks.{n}{path}" for n in (0, 1) for path in ("", ".up", ".act", ".down"))}
 
@@ -71,7 +71,7 @@ def _model(checkpointed: bool, reduce: bool = False) -> tuple[Net, Tensor]:
 
 
 def _step(net: Net, x: Tensor) -> None:
-    # Not a leaf: for one, torch's trackers run operators of their own, which are counted.
+    # Not a leaf: for a leaf, torch's trackers run operators of their own, which are counted.
     net(x.exp()).sum().backward()
 
 
@@ -121,7 +121,7 @@ def collective_counts(checkpointed: bool) -> Numbers:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     net, x = _model(checkpointed, reduce=True)
     mode = _comm_mode.CommDebugMode()
-    for _ in range(2):  # it can be entered again
+    for _ in range(2):  # the mode can be entered again
         with mode:
             _step(net, x)
     modules = mode.advanced_module_tracker
@@ -150,21 +150,21 @@ USERS: dict[str, Callable[[bool], Numbers]] = {
     "SACEstimator": activation_checkpointing,
     "CommDebugMode": collective_counts,
 }
-if find_spec("torch.utils._debug_mode") is not None:  # which torch 2.8 does not have
+if find_spec("torch.utils._debug_mode") is not None:  # torch 2.8 does not have it
     USERS["DebugMode"] = debug_log
 
 
 @contextmanager
 def swapped(module_tracker: Any, mod_tracker_class: Any) -> Iterator[None]:
     """Give torch's users these classes for `ModuleTracker` and `ModTracker`."""
-    own, of_torch = _comm_mode._CommModeModuleTracker, _comm_mode._CommModeModuleTracker.__bases__
+    tracker_class, torch_bases = _comm_mode._CommModeModuleTracker, _comm_mode._CommModeModuleTracker.__bases__
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(flop_counter, "ModuleTracker", module_tracker))
-        # DebugMode takes it from where it is made.
+        # DebugMode imports ModTracker from the module that defines it.
         for user in (mem_tracker, runtime_estimator, sac_estimator, mod_tracker):
             stack.enter_context(mock.patch.object(user, "ModTracker", mod_tracker_class))
-        own.__bases__ = (mod_tracker_class,)
-        stack.callback(setattr, own, "__bases__", of_torch)
+        tracker_class.__bases__ = (mod_tracker_class,)
+        stack.callback(setattr, tracker_class, "__bases__", torch_bases)
         yield
 
 
