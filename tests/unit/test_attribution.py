@@ -18,7 +18,7 @@ ONE_THREAD = np.array([1])
 def owners(
     script: EventScript, torch_threads: list[int] | None = None
 ) -> tuple[Intervals, dict[tuple[int, int], int | None]]:
-    """Return the intervals, and of each node (forward thread or -1, sequence) the name of its call."""
+    """Return the intervals, and the name of the call of each node (forward thread or -1, sequence)."""
     events = script.events()
     intervals = build_intervals(events)
     call = attribute_nodes(intervals, events, np.array(torch_threads or [1]))
@@ -48,7 +48,7 @@ def test_a_node_belongs_to_the_innermost_call_whose_range_holds_it() -> None:
 
     _, owner = owners(script)
 
-    # b made two nodes, c none, d one; A made two before, two after.
+    # b made two nodes, c none, d one; A made two before b and two after d.
     assert [owner[1, sequence] for sequence in range(9, 19)] == [None, a, a, b, b, d, a, a, None, None]
 
 
@@ -62,7 +62,7 @@ def test_sequence_numbers_of_two_threads_count_apart() -> None:
     script.exit(3, b, sequence=3)
     script.on_thread(0)
     script.exit(4, a, sequence=2)
-    # The backward of both runs on the first thread.
+    # Backward runs on the first thread for the nodes of both threads.
     for at, (forward_thread, sequence) in enumerate([(7, 2), (7, 1), (7, 0), (1, 1), (1, 0), (9, 1)]):
         script.node(10 + 2 * at, 11 + 2 * at, sequence, forward_thread=forward_thread)
 
@@ -78,7 +78,7 @@ def test_nodes_made_by_create_graph_belong_to_the_call_whose_node_made_them() ->
     script.enter(2, b, sequence=1)
     script.exit(3, b, sequence=2)
     script.exit(4, a, sequence=2)
-    # backward(create_graph=True): the node of b makes 2 and 3, that of A makes 4; in between 5 is made by nobody.
+    # backward(create_graph=True): the node of b makes 2 and 3, the node of A makes 4; no node of a call makes 5.
     script.node_begin(10, 1, graph_task=1)
     script.graph_built(11, 2)
     script.graph_built(12, 4)

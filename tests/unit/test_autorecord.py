@@ -1,4 +1,4 @@
-"""Values of `MODTRACE=`: what they mean, and which are refused."""
+"""Values of `MODTRACE=`: the options that they set, and the errors of wrong values."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_several_ranks_have_files_of_their_own(text: str, expected: str) -> None
     "text",
     ["path=", "pth=a.json", "path=a.json,", "path=a.json,x", "capacity=many", "on_signal=SIGNOTHING", "on_signal=10"],
 )
-def test_a_value_that_makes_no_sense_is_an_error_that_says_so(text: str) -> None:
+def test_a_meaningless_value_is_an_error(text: str) -> None:
     with pytest.raises(RecordingError, match="MODTRACE: '"):
         parse_variable(text, {})
 
 
-def test_a_working_directory_that_is_gone_matters_to_the_paths_in_it_alone(
+def test_a_removed_working_directory_only_breaks_relative_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
@@ -87,5 +87,5 @@ def test_a_working_directory_that_is_gone_matters_to_the_paths_in_it_alone(
         (["10/a.json", "20/a.json"], "*/a.json"),
     ],
 )
-def test_files_of_children_are_told_by_a_pattern_of_their_names(names: list[str], pattern: str) -> None:
+def test_names_of_the_files_of_children_match_a_pattern(names: list[str], pattern: str) -> None:
     assert pattern_of(names) == pattern

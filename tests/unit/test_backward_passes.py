@@ -1,4 +1,4 @@
-"""Whole backward passes: those that are over in the timeline, those that are not as what a thread waits in."""
+"""Whole backward passes: in the timeline once they have ended; until then, as the place where a thread waits."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PROCESS = Process(0)
 
 
 def passes(script: EventScript) -> list[tuple[int, int, bool]]:
-    """Begin, end and whether it is complete, of each pass."""
+    """Start, end and completeness of each pass."""
     recorded = build_timeline(script.snapshot()).backward_passes
-    return [(one.start_ns - WALL, one.end_ns - WALL, one.complete) for one in recorded]
+    return [(span.start_ns - WALL, span.end_ns - WALL, span.complete) for span in recorded]
 
 
 def calls(script: EventScript) -> list[list[OpenCall]]:
@@ -38,7 +38,7 @@ def calls(script: EventScript) -> list[list[OpenCall]]:
 
 
 def with_forward(capacity: int = 64) -> tuple[EventScript, int]:
-    """A call of `Net`, which made the nodes 10 and 11, from 1 to 2."""
+    """A call of `Net` from 1 to 2, which makes the nodes 10 and 11."""
     script = EventScript(capacity)
     net = script.name("Net")
     script.enter(1, net, sequence=10)
@@ -46,7 +46,7 @@ def with_forward(capacity: int = 64) -> tuple[EventScript, int]:
     return script, net
 
 
-def test_the_longest_of_passes_whose_begins_are_lost_comes_first() -> None:
+def test_the_longest_of_passes_with_lost_starts_comes_first() -> None:
     script = EventScript()
     other = script.add_thread("other", tid=2)
     script.pass_end(5, 1)
@@ -78,7 +78,7 @@ def test_a_pass_is_as_long_as_the_call_that_ran_it() -> None:
     assert build_timeline(script.snapshot()).backward_passes[0].duration_ns == 6
 
 
-def test_a_pass_inside_another_one_is_one_of_its_own() -> None:
+def test_a_pass_inside_another_is_its_own_pass() -> None:
     script = EventScript()
     script.pass_begin(1, 1)
     script.pass_begin(2, 2)
@@ -88,7 +88,7 @@ def test_a_pass_inside_another_one_is_one_of_its_own() -> None:
     assert passes(script) == [(1, 4, True), (2, 3, True)]
 
 
-def test_of_two_ends_of_a_pass_the_first_one_counts() -> None:
+def test_the_first_of_two_ends_of_a_pass_counts() -> None:
     script = EventScript()
     script.pass_begin(1)
     script.pass_end(2)
@@ -97,7 +97,7 @@ def test_of_two_ends_of_a_pass_the_first_one_counts() -> None:
     assert passes(script) == [(1, 2, True)]
 
 
-def test_a_pass_whose_end_has_not_come_is_not_complete() -> None:
+def test_a_pass_without_an_end_is_not_complete() -> None:
     script = EventScript()
     script.pass_begin(1)
     script.mark(5, "last")
@@ -105,7 +105,7 @@ def test_a_pass_whose_end_has_not_come_is_not_complete() -> None:
     assert passes(script) == [(1, 5, False)]
 
 
-def test_a_pass_whose_begin_was_overwritten_is_not_complete() -> None:
+def test_a_pass_with_an_overwritten_start_is_not_complete() -> None:
     script = EventScript(capacity=16)
     script.pass_begin(1)
     for time in range(2, 17):
@@ -115,7 +115,7 @@ def test_a_pass_whose_begin_was_overwritten_is_not_complete() -> None:
     assert passes(script) == [(2, 17, False)]
 
 
-def test_passes_whose_begins_were_overwritten_lie_in_each_other() -> None:
+def test_passes_with_overwritten_starts_nest() -> None:
     script = EventScript(capacity=16)
     script.pass_begin(1, 1)
     script.pass_begin(2, 2)
@@ -124,7 +124,7 @@ def test_passes_whose_begins_were_overwritten_lie_in_each_other() -> None:
     script.pass_end(17, 2)
     script.pass_end(18, 1)
 
-    # The outer one is the one that ends later.
+    # The pass that ends later is the outer one.
     assert passes(script) == [(3, 18, False), (3, 17, False)]
 
 
@@ -163,7 +163,7 @@ def test_passes_and_collectives_without_any_module_are_saved(suffix: str, tmp_pa
         assert list(loaded.collectives) == list(saved.collectives)
 
 
-def test_parts_of_a_timeline_have_the_passes_of_these() -> None:
+def test_parts_of_a_timeline_have_their_own_passes() -> None:
     script, net = with_forward()
     for number in range(3):
         script.enter(10 * number + 10, net, number + 1)
@@ -183,7 +183,7 @@ def test_parts_of_a_timeline_have_the_passes_of_these() -> None:
 
 
 def two_threads() -> Timeline:
-    """A pass with one in it; one whose end is lost on another thread; a step that ends between."""
+    """A pass inside a pass; on another thread a pass whose end is lost; and a step that ends between them."""
     script, net = with_forward()
     script.pass_begin(3, 1)
     script.call_backward(4, net)
@@ -237,13 +237,13 @@ def test_a_pass_is_a_slice_between_backward_and_communication(tmp_path: Path) ->
 
 
 def test_the_page_has_a_row_of_passes() -> None:
-    shown = all_as_modules(two_threads())
+    as_modules = all_as_modules(two_threads())
 
-    own = [index for index, track in enumerate(shown.tracks) if track.kind == "backward pass"]
+    pass_tracks = [index for index, track in enumerate(as_modules.tracks) if track.kind == "backward pass"]
     rows = [
         (span.name, span.start_ns - WALL, span.end_ns - WALL, span.depth, span.step, span.complete)
-        for span, track in zip(shown.spans, shown.columns.track.tolist(), strict=True)
-        if track in own
+        for span, track in zip(as_modules.spans, as_modules.columns.track.tolist(), strict=True)
+        if track in pass_tracks
     ]
     assert rows == [
         ("backward", 3, 9, 0, 0, True),
@@ -252,16 +252,16 @@ def test_the_page_has_a_row_of_passes() -> None:
     ]
 
 
-def test_a_step_knows_how_long_whole_passes_took() -> None:
+def test_a_step_has_the_duration_of_its_whole_passes() -> None:
     first, second = two_threads().summary().steps
 
     assert (first.duration_ns, first.forward_ns, first.backward_ns, first.backward_pass_ns) == (9, 1, 3, 6)
     assert (second.backward_pass_ns, second.whole) == (2, False)
-    # A whole pass is no part of the sum.
+    # The time of whole passes is not in the sum.
     assert first.forward_ns + first.backward_ns + first.before_ns + first.between_ns + first.after_ns == 9
 
 
-def test_the_table_of_steps_tells_whole_passes_from_the_part_that_they_have_beside_collectives() -> None:
+def test_the_table_of_steps_has_whole_passes_and_their_part_without_collectives() -> None:
     as_long_as_the_part = two_threads().summary()
     assert [step.parts["backward"] for step in as_long_as_the_part.step_parts] == [6, 2]
     assert "backward()" not in as_long_as_the_part.tables["steps"].to("text")
@@ -281,7 +281,7 @@ def test_the_table_of_steps_tells_whole_passes_from_the_part_that_they_have_besi
     assert lines[-1] == "backward(): from its call to its return, with waiting for other ranks"
 
 
-def test_a_pass_whose_nodes_are_over_waits_behind_the_last_one() -> None:
+def test_a_pass_whose_nodes_have_ended_waits_after_the_last() -> None:
     script, net = with_forward()
     script.pass_begin(3)
     script.call_backward(4, net)
@@ -290,7 +290,7 @@ def test_a_pass_whose_nodes_are_over_waits_behind_the_last_one() -> None:
     assert calls(script) == [[OpenCall("Net", "after backward", 6, "M")]]
 
 
-def test_a_pass_between_two_nodes_of_the_native_engine_waits_behind_the_one_before() -> None:
+def test_a_pass_between_two_nodes_of_the_native_engine_waits_after_the_first() -> None:
     script, _ = with_forward()
     script.pass_begin(3)
     script.node(4, 5, 12)
@@ -321,7 +321,7 @@ def test_a_node_outside_all_modules_runs_in_backward_too() -> None:
     assert calls(script) == [[OpenCall("", "after backward", 5)]]
 
 
-def test_a_pass_whose_node_runs_is_told_by_that() -> None:
+def test_a_pass_is_in_its_running_node() -> None:
     script, net = with_forward()
     script.pass_begin(3)
     script.call_backward(4, net)
@@ -380,7 +380,7 @@ def test_recorded_passes_are_complete_also_those_that_fail(engine: EngineName) -
             Failing.apply(model(x)).sum().backward()
     timeline = recording.timeline()
 
-    assert [one.complete for one in timeline.backward_passes] == [True] * 3
+    assert [backward.complete for backward in timeline.backward_passes] == [True] * 3
     for span in timeline.spans:
         if span.phase == "backward":
             assert any(p.start_ns <= span.start_ns and span.end_ns <= p.end_ns for p in timeline.backward_passes)
@@ -390,7 +390,7 @@ def test_recorded_passes_are_complete_also_those_that_fail(engine: EngineName) -
 def test_a_call_around_all_steps_is_open(lost: int) -> None:
     script = EventScript(capacity=256)
     trainer, net = script.name("Trainer"), script.name("Net")
-    for call in range(lost):  # whose begins were overwritten
+    for call in range(lost):  # their starts were overwritten
         script.exit(0, net, 100 + call)
     script.enter(1, trainer)
     for step in range(20):

@@ -1,4 +1,4 @@
-"""Backward spans cut from nodes by hand, beside a plain rule that shares no code."""
+"""Backward spans of nodes written by hand, compared with a plain rule that shares no code."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from modtrace.timeline.decode.spans import call_path_lengths, cut_backward_spans
 from tests.support.event_script import EventScript
 
 Cut = tuple[str, int, int, int]
-"""Of a backward span its fqn, its first and its last nanosecond, and how many calls of its call path are around it."""
+"""A backward span: its fqn, start and end in ns, and the number of calls of its call path around it."""
 
 
 class CallPath:
-    """Calls made ahead of all nodes: "a", "a.b", "a.b.c" and "d"; each has one sequence number of its own."""
+    """Calls made before all nodes: "a", "a.b", "a.b.c", "a.e" and "d"; each has one sequence number."""
 
     def __init__(self) -> None:
         self.script = script = EventScript(capacity=256)
@@ -72,7 +72,7 @@ def test_adjacent_nodes_share_the_spans_of_common_calls() -> None:
     path.node(50, 51, "a.b.c")
     path.node(60, 61, "a.b")
 
-    # Each node lasts until the next one begins.
+    # Each node lasts until the next node starts.
     assert path.cut() == [
         ("d", 20, 30, 0),
         ("a", 30, 61, 0),
@@ -97,7 +97,7 @@ def test_a_call_whose_nodes_are_interleaved_has_several_spans() -> None:
     ]
 
 
-def test_a_node_of_no_module_ends_the_spans() -> None:
+def test_a_node_outside_modules_ends_the_spans() -> None:
     path = CallPath()
     path.node(20, 21, "a")
     path.node(30, 31, "none")
@@ -114,7 +114,7 @@ def test_another_backward_pass_starts_other_spans() -> None:
     assert path.cut() == [("a", 20, 21, 0), ("a", 30, 31, 0)]
 
 
-def test_a_call_between_two_nodes_parts_them() -> None:
+def test_a_call_between_two_nodes_separates_their_spans() -> None:
     path = CallPath()
     path.node(20, 21, "a")
     path.script.enter(24, path.names["d"], 1, sequence=7)
@@ -135,7 +135,7 @@ def test_an_inner_backward_pass_has_spans_of_its_own() -> None:
 
 
 def reference(whose: list[str]) -> list[Cut]:
-    """The spans of nodes at 20, 30, …, made one at a time by the rule: keep open what the next one shares."""
+    """Spans of nodes at 20, 30, …, by a plain rule: a span stays open if the next node is in the same call."""
     cuts: list[Cut] = []
     open_: list[tuple[str, int]] = []
     for at, (one, following) in enumerate(itertools.pairwise([*whose, "none"])):
@@ -151,9 +151,9 @@ def reference(whose: list[str]) -> list[Cut]:
 
 
 @given(st.lists(st.sampled_from(["none", "a", "a.b", "a.b.c", "a.e", "d"]), min_size=1, max_size=20))
-def test_backward_spans_are_those_of_the_plain_rule(whose: list[str]) -> None:
+def test_backward_spans_equal_those_of_the_plain_rule(whose: list[str]) -> None:
     path = CallPath()
-    for at, one in enumerate(whose):
-        path.node(20 + 10 * at, 25 + 10 * at, one)
+    for at, fqn in enumerate(whose):
+        path.node(20 + 10 * at, 25 + 10 * at, fqn)
 
     assert path.cut() == reference(whose)

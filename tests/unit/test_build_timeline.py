@@ -1,4 +1,4 @@
-"""Timelines of rings written by hand, of both engines, whole and wrapped: spans, steps, numbers of calls, losses."""
+"""Timelines of rings written by hand, of both engines, whole and wrapped: spans, steps, call numbers, lost events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = tuple[str, str, int, int, int, int]
 
 
 def rows(timeline: Timeline) -> list[Row]:
-    """Of each span: its name and phase, its times since `WALL`, its depth, and its call."""
+    """Name, phase, times since `WALL`, depth and call of each span."""
     return [
         (span.fqn, span.phase, span.start_ns - WALL, span.end_ns - WALL, span.depth, span.call)
         for span in timeline.spans
@@ -99,11 +99,11 @@ def test_spans_count_the_steps_that_had_ended() -> None:
 
     timeline = build_timeline(script.snapshot())
 
-    # The first step that ended is the fifth: the recording had counted four before what the ring holds.
+    # The first step that ends in the ring is the fifth: the recording had counted four before.
     assert [(span.call, span.step) for span in timeline.spans] == [(0, 4), (1, 5), (2, 6)]
 
 
-def test_runs_of_nodes_of_no_module_are_counted_and_not_shown() -> None:
+def test_runs_of_nodes_outside_modules_are_counted_and_not_shown() -> None:
     script = EventScript()
     two_calls(script)
     script.node(40, 41, 3)
@@ -116,7 +116,7 @@ def test_runs_of_nodes_of_no_module_are_counted_and_not_shown() -> None:
     assert [span.phase for span in timeline.spans] == ["forward", "forward"]
 
 
-def test_a_node_that_is_a_part_of_another_is_not_shown_apart() -> None:
+def test_a_node_inside_another_node_of_its_call_has_no_span() -> None:
     script = EventScript()
     two_calls(script)
     script.node_begin(40, 1, graph_task=1)
@@ -126,7 +126,7 @@ def test_a_node_that_is_a_part_of_another_is_not_shown_apart() -> None:
     script.node(52, 53, 0, graph_task=2)
     script.node_end(55, 0, graph_task=1)
 
-    # The second one runs a backward of its own.
+    # The second node runs its own backward pass.
     assert rows(build_timeline(script.snapshot()))[2:] == [
         ("A", "backward", 40, 55, 0, 0),
         ("A.b", "backward", 40, 50, 1, 0),
@@ -151,7 +151,7 @@ def test_a_non_reentrant_recomputation_lies_inside_the_backward_that_asked_for_i
         ("A.b", "recompute", 42, 44, 2, 0),
     ]
     assert timeline.columns.parent.tolist()[2:] == [-1, 2, 3]
-    # What runs again has no arrow of its own.
+    # The recomputation has no arrow.
     assert timeline.columns.link.tolist() == [0, 1, 0, 1, -1]
 
 
@@ -173,7 +173,7 @@ def test_a_forward_inside_a_node_lies_on_the_backward_track_and_counts() -> None
     ]
     assert [timeline.tracks[track].kind for track in timeline.columns.track] == ["forward"] * 2 + ["backward"] * 3
     assert timeline.columns.parent.tolist()[2:] == [-1, 2, 2]
-    # An arrow leads from this forward, too, to its backward.
+    # An arrow leads from this forward to its backward, too.
     assert timeline.columns.link.tolist()[3:] == [1, 1]
 
 
@@ -187,7 +187,7 @@ def test_a_recomputation_of_several_calls_repeats_those_before_the_one_that_aske
     script.enter(12, c, 2, sequence=5)
     script.exit(13, c, 2, sequence=6)
     script.exit(19, a, sequence=6)
-    # The last b, which is node 4, wants what the checkpoint of c, b, b runs again; the c behind it has run already.
+    # Node 4, of the last b, asks for the recomputation of c, b, b; the node of the c after it has already run.
     script.node(20, 21, 5)
     script.node_begin(30, 4)
     for at, name, number in ((31, c, 0), (33, b, 0), (35, b, 1)):
@@ -209,7 +209,7 @@ def test_a_recomputation_has_the_call_index_of_the_call_that_it_repeats() -> Non
         script.enter(2 + 4 * number, b, number, sequence=3 * number)
         script.exit(3 + 4 * number, b, number, sequence=3 * number + 2)
     script.exit(19, a, sequence=9)
-    # The reentrant kind: A's own nodes 8, 5 and 2 run each of the calls again, the last one first, and then its nodes.
+    # Reentrant checkpoints: A's own nodes 8, 5 and 2 repeat the calls, the last first; after each, its nodes run.
     for again, sequence in enumerate((8, 5, 2)):
         at = 20 + 10 * again
         script.node_begin(at, sequence, graph_task=1)
@@ -240,7 +240,7 @@ def test_stats_of_a_ring_that_wrapped_are_exact() -> None:
 
     timeline = build_timeline(script.snapshot())
 
-    # Of 41 events the last 16 are kept: the exit of call 12, the calls 13 to 19, and the enter of call 20.
+    # The ring keeps the last 16 of 41 events: the exit of call 12, the calls 13 to 19, and the enter of call 20.
     assert dict(timeline.stats) == {
         "recorded": 41,
         "overwritten": 25,
@@ -272,7 +272,7 @@ def test_times_follow_the_wall_clock_between_two_readings() -> None:
     assert [(row[2], row[3]) for row in rows(timeline)] == [(1_000_100, 9_000_900)]
 
 
-def test_names_that_a_cut_file_lacks_get_a_stand_in(tmp_path: Path) -> None:
+def test_names_missing_in_a_cut_file_get_a_placeholder(tmp_path: Path) -> None:
     script = EventScript(path=tmp_path / "run.modtrace", clock=lambda time: 1 << 60 | time)
     script.enter(1, 5)
     script.exit(2, 5)
@@ -282,7 +282,7 @@ def test_names_that_a_cut_file_lacks_get_a_stand_in(tmp_path: Path) -> None:
 
 
 @given(seed=st.integers(0, 1 << 30), calls=st.integers(1, 12), capacity=st.sampled_from([16, 24, 256]))
-def test_any_recording_nests_whatever_the_ring_kept(seed: int, calls: int, capacity: int) -> None:
+def test_any_recording_nests_whatever_the_ring_lost(seed: int, calls: int, capacity: int) -> None:
     choose = random.Random(seed)
     script = EventScript(capacity)
     names = [script.name(f"module {number}") for number in range(4)]
@@ -323,6 +323,6 @@ def test_any_recording_nests_whatever_the_ring_kept(seed: int, calls: int, capac
     assert np.all(columns.start[outer] <= columns.start[inner])
     assert np.all(columns.end[inner] <= columns.end[outer])
     assert timeline.stats.recorded - timeline.stats.overwritten == len(script.events())
-    # Where no span is empty, the times alone give the same nesting.
+    # If no span is empty, the times give the same nesting.
     if np.all(columns.start < columns.end):
         assert nest_by_time(columns).parent.tolist() == columns.parent.tolist()

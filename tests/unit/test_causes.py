@@ -1,4 +1,4 @@
-"""Why a slow step was slow: what is put into steps is named in each of 100 noisy runs, and nothing else ever is."""
+"""Causes of slow steps: in each of 100 noisy runs, the planted delay is named and nothing else is."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ INJECTED = {
 
 
 def noisy_steps(random: np.random.Generator, step_ms: float) -> list[dict[str, int]]:
-    """Steps as of a program on a machine that does other things too.
+    """Steps of a program on a machine that runs other programs too.
 
-    Batches differ in length by 8 % or by a third, each part has noise of its own, the machine's speed drifts. The
-    system stops the thread in one step of ten, for up to 4 ms. Each tenth step saves, each fifteenth evaluates for
-    long, the first is slow. Every other program collects a little garbage in some steps.
+    Batches differ in length by 8 % or by a third, each part has its own noise, and the machine's speed drifts. The
+    system stops the thread in one of ten steps, for up to 4 ms. Every tenth step saves, every fifteenth has a long
+    evaluation, and the first is slow. Half of the programs have short garbage collections in some steps.
     """
     steps, speed = [], 0.0
     spread, collects = random.choice([0.08, 0.33]), random.random() < 0.5
@@ -54,7 +54,7 @@ def noisy_steps(random: np.random.Generator, step_ms: float) -> list[dict[str, i
     return steps
 
 
-def test_of_100_noisy_runs_each_slow_step_is_explained_and_no_other() -> None:
+def test_exactly_the_slow_steps_of_100_noisy_runs_are_explained() -> None:
     for seed in range(100):
         random = np.random.default_rng(seed)
         steps = noisy_steps(random, float(np.exp(random.uniform(0, np.log(100)))))
@@ -63,11 +63,11 @@ def test_of_100_noisy_runs_each_slow_step_is_explained_and_no_other() -> None:
         causes = {step.step: step.cause for step in divide_steps(part_timeline(steps, layers=0)) if step.cause}
 
         assert causes.keys() == INJECTED.keys(), seed
-        for number, (_, _, named) in INJECTED.items():
-            assert f" {named}; usually" in causes[number]
+        for number, (_, _, cause) in INJECTED.items():
+            assert f" {cause}; usually" in causes[number]
 
 
-def test_of_100_quiet_runs_no_step_is_explained() -> None:
+def test_no_step_of_100_quiet_runs_is_explained() -> None:
     for seed in range(100):
         random = np.random.default_rng(seed)
         steps = noisy_steps(random, float(np.exp(random.uniform(0, np.log(300)))))
@@ -86,7 +86,7 @@ def test_a_slow_step_that_evaluates_is_explained_without_its_evaluation() -> Non
     assert divided[4].cause == "step 4: 294 ms without evaluation, of which 204 ms data loading; usually 4 ms"
     assert divided[6].cause is None
     assert [step.training_ns for step in summary.steps] == [94 * MS] * 4 + [294 * MS] + [94 * MS] * 3
-    # The header leaves out what the table of parts has a share for.
+    # The header leaves out the parts that the table of parts has a share for.
     assert str(summary).splitlines()[1] == (
         "8 whole steps, median 94.000 ms, p95 294.000 ms, slowest 294.000 ms (step 4), "
         "without the 1,000.000 ms of evaluation in 2 steps"
@@ -96,7 +96,7 @@ def test_a_slow_step_that_evaluates_is_explained_without_its_evaluation() -> Non
 
 
 @pytest.mark.parametrize(("compile_ms", "is_named"), [(300, True), (100, False)])
-def test_a_first_step_is_slow_by_compiling_if_by_nothing_more(compile_ms: int, is_named: bool) -> None:
+def test_compiling_explains_a_slow_first_step_if_it_is_the_largest_part(compile_ms: int, is_named: bool) -> None:
     steps = [{"forward": 20 * MS}] * 8
     steps[0] = {"forward": 220 * MS, "compile": compile_ms * MS}
 
@@ -104,7 +104,7 @@ def test_a_first_step_is_slow_by_compiling_if_by_nothing_more(compile_ms: int, i
 
 
 @pytest.mark.parametrize(("longer_ms", "is_named"), [(4, False), (6, True)])
-def test_a_millisecond_more_of_a_short_step_is_no_cause(longer_ms: int, is_named: bool) -> None:
+def test_one_millisecond_more_does_not_explain_a_short_step(longer_ms: int, is_named: bool) -> None:
     steps = [{"forward": MS}] * 8
     steps[5] = {"forward": MS, "data loading": longer_ms * MS}
 

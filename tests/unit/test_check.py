@@ -1,4 +1,4 @@
-"""`check` on files with one fault each, cut and changed anywhere: each fault exactly, and none where there is none."""
+"""`check` of files with one fault each, and of cut or changed files: exactly the faults of each file are reported."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def as_trace(source: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_each_pathology_is_told_exactly(name: str, tmp_path: Path) -> None:
+def test_exactly_the_fault_of_each_file_is_reported(name: str, tmp_path: Path) -> None:
     assert [str(violation) for violation in check(as_trace(DATA / name, tmp_path)).faults] == FAULTS[name]
 
 
@@ -232,30 +232,30 @@ def test_zipped_traces_are_the_same(name: str, tmp_path: Path) -> None:
     plain = as_trace(DATA / name, tmp_path)
     zipped = tmp_path / "trace.gz"
     half = len(plain.read_bytes()) // 2
-    # Two members, as concatenating two gzip files makes them.
+    # Two members, like two concatenated gzip files.
     zipped.write_bytes(gzip.compress(plain.read_bytes()[:half]) + gzip.compress(plain.read_bytes()[half:]))
 
     assert check(zipped).faults == check(plain).faults
 
 
-def test_a_cut_gzip_stream_is_told(tmp_path: Path) -> None:
-    whole = gzip.compress((DATA / "truncated-array.json").read_bytes())
+def test_a_cut_gzip_stream_is_reported(tmp_path: Path) -> None:
+    stream = gzip.compress((DATA / "truncated-array.json").read_bytes())
     cut = tmp_path / "cut.json.gz"
-    cut.write_bytes(whole[:-4])
+    cut.write_bytes(stream[:-4])
 
     assert [str(violation) for violation in check(cut).faults] == [
-        f"unreadable: the gzip data ends early, at byte {len(whole) - 4}"
+        f"unreadable: the gzip data ends early, at byte {len(stream) - 4}"
     ]
 
 
-def test_garbage_behind_a_gzip_member_is_told(tmp_path: Path) -> None:
-    whole = gzip.compress(b"[]")
+def test_garbage_after_a_gzip_member_is_reported(tmp_path: Path) -> None:
+    member = gzip.compress(b"[]")
     trace = tmp_path / "trace.json.gz"
-    trace.write_bytes(whole + b"garbage")
+    trace.write_bytes(member + b"garbage")
 
     (violation,) = check(trace).faults
 
-    where = f"before byte {len(whole) + 7} (Not a gzipped file (b'ga'))"
+    where = f"before byte {len(member) + 7} (Not a gzipped file (b'ga'))"
     assert str(violation) == f"unreadable: the gzip data is broken, or other data follows it, {where}"
 
 
@@ -274,14 +274,14 @@ def test_any_one_change_of_a_good_trace_gives_violations_or_none(tmp_path: Path)
         ("[%s", "byte 1: broken JSON: number is infinity when parsed as double"),
     ],
 )
-def test_a_number_beyond_the_parser_is_told(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_number_beyond_the_parser_is_reported(tmp_path: Path, text: str, fault: str) -> None:
     trace = tmp_path / "trace.json"
     trace.write_text(text % ("1" * 5000))
 
     assert [str(violation) for violation in check(trace).faults] == [f"unreadable: {fault}; `merge` may repair it"]
 
 
-def test_nesting_beyond_the_parser_is_told(tmp_path: Path) -> None:
+def test_nesting_beyond_the_parser_is_reported(tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_bytes(b"[" * 100_000)
 
@@ -300,16 +300,16 @@ def test_nesting_beyond_the_parser_is_told(tmp_path: Path) -> None:
 )
 def test_a_perfetto_trace_cut_off(cut: int, fault: str, tmp_path: Path) -> None:
     packets = text_format.Parse((DATA / "good.textproto").read_text(), proto.Trace()).packet
-    whole = b"".join(proto.Trace(packet=[packet]).SerializeToString() for packet in packets)
+    content = b"".join(proto.Trace(packet=[packet]).SerializeToString() for packet in packets)
     trace = tmp_path / "cut.pftrace"
-    trace.write_bytes(whole[:cut])
+    trace.write_bytes(content[:cut])
 
-    last = len(whole) - len(proto.Trace(packet=[packets[-1]]).SerializeToString())
+    last = len(content) - len(proto.Trace(packet=[packets[-1]]).SerializeToString())
 
     assert str(check(trace).faults[0]) == "unreadable: " + fault.format(last=last)
 
 
-def test_bytes_that_are_no_packet(tmp_path: Path) -> None:
+def test_bytes_that_are_not_a_packet(tmp_path: Path) -> None:
     trace = tmp_path / "bad.pftrace"
     trace.write_bytes(b"\x0a\x02\x08\xff" + b"\x12\x00")
 
@@ -334,10 +334,10 @@ def test_any_bytes_give_violations_or_none(tmp_path_factory: pytest.TempPathFact
 
 
 @given(st.data())
-def test_a_trace_cut_anywhere_is_told(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    whole = (DATA / "good.json").read_bytes().rstrip()
+def test_a_trace_cut_anywhere_is_reported(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    content = (DATA / "good.json").read_bytes().rstrip()
     trace = tmp_path_factory.getbasetemp() / "cut.json"
-    trace.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    trace.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
 
     assert check(trace).faults[0].rule in ("unreadable", "not-a-trace")
 
@@ -349,7 +349,7 @@ def test_a_trace_cut_anywhere_is_told(tmp_path_factory: pytest.TempPathFactory, 
 def test_a_small_file_that_unpacks_to_a_huge_one_takes_little_memory(tmp_path: Path, text: bytes, rule: str) -> None:
     packer = zlib.compressobj(wbits=-15)
     block = bytes([text[-1] if text == b"x" else 32]) * (1 << 20)
-    # A block that begins afresh is packed once, and written as often as it comes.
+    # The block is compressed once, independent of the bytes before it, and written 400 times.
     first, packed = (packer.compress(part) + packer.flush(zlib.Z_FULL_FLUSH) for part in (text, block))
     checksum = functools.reduce(lambda before, _: zlib.crc32(block, before), range(400), zlib.crc32(text))
     trace = tmp_path / "bomb.gz"
@@ -368,7 +368,7 @@ def test_a_small_file_that_unpacks_to_a_huge_one_takes_little_memory(tmp_path: P
     assert int(kilobytes) < 300_000
 
 
-def test_a_ring_that_was_cut_or_damaged_says_so(tmp_path: Path) -> None:
+def test_a_cut_or_damaged_ring_is_reported(tmp_path: Path) -> None:
     begin = time.monotonic_ns() + 1_000_000_000  # no event is before the recording
     script = EventScript(256, tmp_path / "run.modtrace", {"pid": os.getpid()}, lambda at: begin + at)
     net = script.name("Net")

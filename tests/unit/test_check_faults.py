@@ -1,4 +1,4 @@
-"""Late times are read as viewers read them; faults of the profiler are told apart; a rule has at most 20 lines."""
+"""Times far from 0 are read as viewers read them; the profiler's faults are marked; at most 20 lines per rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.kineto import recording, trace, x
 from tests.support.python_process import run_python
 
 LATE = 4_503_599_627_371_000 // 1000
-"""µs from which on a nanosecond of a product is a whole step of a double, and a half has no room."""
+"""Time in µs from which, multiplied to ns, neighbouring doubles are 1 ns apart, so that a half cannot be added."""
 
 
 @pytest.mark.parametrize("nanoseconds", [1, 999, 1_000_001, LATE * 1000 + 1, LATE * 1000 + 333, 2**53 - 1])
@@ -24,7 +24,7 @@ def test_a_time_of_three_decimals_is_read_as_it_is_written(nanoseconds: int) -> 
 
 
 def test_an_odd_nanosecond_beyond_two_to_the_52_is_not_rounded_up() -> None:
-    """There a product is a whole number, and adding a half to an odd one makes the next even one of it."""
+    """Products beyond 2⁵² are whole numbers; adding a half to an odd one would round it to the next even number."""
     assert read_microseconds_array(np.array([5_000_000_000_000.001]))[0] == 5_000_000_000_000_001
 
 

@@ -66,7 +66,7 @@ def test_each_command_explains_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "ranks pack", "ranks query", "ranks slow"])
-def test_help_calls_a_number_by_what_it_is(name: str) -> None:
+def test_help_names_the_kind_of_each_number(name: str) -> None:
     explained = CliRunner().invoke(group, [*name.split(), "--help"]).output
 
     assert explained.startswith(f"Usage: modtrace {name} ")
@@ -94,11 +94,11 @@ def test_the_version() -> None:
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_doctor_says_in_one_screen_why_the_python_engine_records(
+def test_doctor_shows_in_one_screen_why_the_python_engine_records(
     is_loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_loaded:
-        # As where this process has loaded a library that was removed since.
+        # As if this process had loaded a library that has been removed since.
         monkeypatch.setattr("modtrace.track.native.library.why_unavailable", lambda: None)
     monkeypatch.setenv("MODTRACE_CACHE", str(tmp_path / "home" / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -136,7 +136,7 @@ def test_doctor_says_in_one_screen_why_the_python_engine_records(
         ("true", "a-file/cache", True, False, torch.__version__),
     ],
 )
-def test_doctor_advises_to_build_only_where_that_can_work(
+def test_doctor_advises_to_build_only_if_that_can_work(
     compiler: str,
     cache: str,
     headers: bool,
@@ -173,7 +173,7 @@ def test_doctor_says_that_torch_is_broken_and_that_nothing_can_be_recorded(raise
     assert done.stderr == ""
 
 
-def test_doctor_without_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_missing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     version = importlib.metadata.version
 
     def without_torch(name: str) -> str:
@@ -198,7 +198,7 @@ def test_an_error_of_ours_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     assert done.stderr == f"modtrace: {absent}: cannot be read: No such file or directory\n"
 
 
-def test_an_error_of_several_lines_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_several_lines_is_printed_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: str, **__: object) -> None:
         raise ModtraceError("first\nsecond\r\nthird")
 
@@ -229,22 +229,22 @@ def test_check_prints_a_line_for_each_fault_and_a_count_by_rule() -> None:
     ]
 
 
-def test_check_names_the_file_that_is_no_trace(tmp_path: Path) -> None:
-    other, good = tmp_path / "notes.txt", str(DATA / "good.json")
-    other.write_text("42\n")
-    said = f"{other}: not-a-trace: neither Chrome JSON nor a Perfetto trace: it starts with b'42\\n'"
+def test_check_names_the_file_that_is_not_a_trace(tmp_path: Path) -> None:
+    notes, good = tmp_path / "notes.txt", str(DATA / "good.json")
+    notes.write_text("42\n")
+    message = f"{notes}: not-a-trace: neither Chrome JSON nor a Perfetto trace: it starts with b'42\\n'"
 
-    alone = CliRunner().invoke(group, ["check", str(other)])
-    beside = CliRunner().invoke(group, ["check", str(other), good])
+    alone = CliRunner().invoke(group, ["check", str(notes)])
+    beside = CliRunner().invoke(group, ["check", str(notes), good])
 
-    assert (alone.exit_code, alone.stdout.splitlines()) == (1, [said, "       1 not-a-trace"])
+    assert (alone.exit_code, alone.stdout.splitlines()) == (1, [message, "       1 not-a-trace"])
     assert (beside.exit_code, beside.stdout.splitlines()) == (
         1,
-        [said, "       1 not-a-trace", f"{good}: no faults"],
+        [message, "       1 not-a-trace", f"{good}: no faults"],
     )
 
 
-def test_check_names_the_file_of_each_fault_where_there_are_several() -> None:
+def test_check_of_several_files_names_the_file_of_each_fault() -> None:
     faulty, good = str(DATA / "tid-out-of-range.json"), str(DATA / "good.json")
 
     result = CliRunner().invoke(group, ["check", faulty, good])
@@ -285,7 +285,7 @@ def test_check_of_a_good_trace() -> None:
     assert (result.exit_code, result.stdout) == (0, f"{good}: no faults\n")
 
 
-def test_check_prints_names_that_no_terminal_encoding_has(tmp_path: Path) -> None:
+def test_check_prints_names_that_cannot_be_encoded(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps([{"ph": "B", "name": "\ufffe\x1b[2J", "ts": 1}]))
 

@@ -1,4 +1,4 @@
-"""What the commands print: nothing that a terminal obeys, hints where somebody mistypes, nothing clipped."""
+"""Output of the commands: no control characters for the terminal, hints after typing errors, no clipped lines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def timeline(fqn: str, module_class: str = "Linear") -> Timeline:
         (HOSTILE, ESCAPED),
     ],
 )
-def test_printable_escapes_what_a_terminal_obeys(text: str, safe: str) -> None:
+def test_printable_escapes_control_characters(text: str, safe: str) -> None:
     assert printable(text) == safe
 
 
@@ -62,7 +62,7 @@ def test_hostile_names_are_escaped_in_tables_and_faults(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(json.dumps([{"ph": "B", "name": HOSTILE, "ts": 1}]))
 
     assert ESCAPED in invoke("summary", tmp_path / "t.json").output
-    # As Python shows a text, with its own escapes.
+    # The text as Python's repr, with its escapes.
     assert invoke("check", tmp_path / "bad.json").output.splitlines()[0] == (
         f"begin-without-end: event 0: {HOSTILE!r} is never ended"
     )
@@ -85,18 +85,18 @@ def test_a_terminal_gets_names_shortened_from_the_left(width: int) -> None:
     (line,) = (line for line in captured.get().splitlines() if ".mlp.act" in line and "2.000" in line)
     assert line.split()[0].endswith("h.4.mlp.act")
     assert line.startswith("…") == (width < 240)
-    # Where there is no room, percentiles, class, mean and the self times of phases are left out first.
+    # In a narrow terminal, percentiles, class, mean and the self times of phases are left out first.
     assert line.split()[-3:] == (["2.000", "0.000", "0.000"] if width == 240 else ["2.000", "2.000", "0.000"])
     assert "2.000" in line.split()[2:6]
     assert len(line) <= width
 
 
-def test_a_mistyped_command_is_answered_with_those_that_there_are() -> None:
+def test_the_error_of_a_mistyped_command_lists_the_commands() -> None:
     result = invoke("sumary")
 
     assert result.exit_code == 2
-    said = "modtrace: No such command 'sumary'; try run, demo, view, summary, "
-    assert result.stderr.splitlines()[-1].startswith(said)
+    message = "modtrace: No such command 'sumary'; try run, demo, view, summary, "
+    assert result.stderr.splitlines()[-1].startswith(message)
 
 
 def test_wrong_usage_has_the_style_of_all_errors() -> None:
@@ -128,7 +128,7 @@ def test_output_to_a_full_disk_is_one_line_of_error(arguments: tuple[str, ...], 
 
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 @pytest.mark.parametrize("arguments", ["summary a.json", "convert a.json b.json"])
-def test_a_command_needs_no_stream_to_say_how_far_it_is(arguments: str, closed: str, tmp_path: Path) -> None:
+def test_a_command_runs_without_a_stream_for_its_progress(arguments: str, closed: str, tmp_path: Path) -> None:
     timeline("Net").save(tmp_path / "a.json")
 
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The commands that read a trace, on one worked out by hand."""
+"""The commands that read a trace, on a trace worked out by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MS = 1_000_000
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Two steps of 10 ms: Net for 4 ms with Net.a inside it for 1, and 2 ms of its backward."""
+    """Two steps of 10 ms: Net for 4 ms with 1 ms of Net.a inside it, and 2 ms of its backward."""
     main = Process(7)
     rows = [
         (step, phase, name, START + (10 * step + begin) * MS, START + (10 * step + end) * MS)
@@ -65,7 +65,7 @@ def invoke(*arguments: str | int | Path) -> Result:
 
 
 def converted(trace: Path, *options: str) -> list[tuple[str, str, float, float]]:
-    """What `convert` with the options keeps, as (fqn, phase, start and end in ms)."""
+    """Spans that `convert` keeps with the options, as (fqn, phase, start in ms, end in ms)."""
     out = trace.with_name("out.json")
     result = invoke("convert", trace, out, *options)
     assert result.exit_code == 0, result.output
@@ -85,7 +85,7 @@ ALL = [
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"),
+    ("options", "spans"),
     [
         ([], ALL),
         (["--steps", "1:2"], ALL[3:]),
@@ -96,18 +96,18 @@ ALL = [
         (["--only", "*.a"], [ALL[1], ALL[4]]),
         (["--max-depth", "1"], [ALL[0], ALL[2], ALL[3], ALL[5]]),
         (["--only", "Net*", "--max-depth", "1", "--steps", "1:"], [ALL[3], ALL[5]]),
-        # The window counts from the first slice of the steps that are left.
+        # The window starts at the first slice of the selected steps.
         (["--steps", "1:", "--window", "0:1.5"], [("Net", "forward", 10, 11.5), ("Net.a", "forward", 11, 11.5)]),
     ],
 )
-def test_convert_cuts(trace: Path, options: list[str], kept: list[tuple[str, str, float, float]]) -> None:
-    assert converted(trace, *options) == kept
+def test_convert_cuts(trace: Path, options: list[str], spans: list[tuple[str, str, float, float]]) -> None:
+    assert converted(trace, *options) == spans
 
 
 @pytest.mark.parametrize(
     "options", [["--only", "nothing"], ["--steps", "7:"], ["--window", "99:"], ["--only", "x", "--window", "0:1"]]
 )
-def test_convert_of_a_selection_that_leaves_nothing_says_so_and_writes_nothing(trace: Path, options: list[str]) -> None:
+def test_convert_of_an_empty_selection_is_an_error_and_writes_nothing(trace: Path, options: list[str]) -> None:
     out = trace.with_name("out.json")
 
     result = invoke("convert", trace, out, *options)
@@ -120,31 +120,31 @@ def test_convert_of_a_selection_that_leaves_nothing_says_so_and_writes_nothing(t
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("spans", "said"), [(1, "1 span is"), (2, "2 spans are"), (1_200, "1,200 spans are")])
-def test_convert_says_how_many_spans_it_wrote(spans: int, said: str, tmp_path: Path) -> None:
-    ones, starts = np.ones(spans, np.int64), START + MS * np.arange(spans)
+@pytest.mark.parametrize(("spans", "line"), [(1, "1 span is"), (2, "2 spans are"), (1_200, "1,200 spans are")])
+def test_convert_reports_the_number_of_spans(spans: int, line: str, tmp_path: Path) -> None:
+    ones_column, starts = np.ones(spans, np.int64), START + MS * np.arange(spans)
     columns = Slices.of(
         start=starts,
         end=starts + 1,
-        name=0 * ones,
-        phase=0 * ones,
-        track=0 * ones,
-        depth=0 * ones,
-        parent=-ones,
+        name=0 * ones_column,
+        phase=0 * ones_column,
+        track=0 * ones_column,
+        depth=0 * ones_column,
+        parent=-ones_column,
         call=np.arange(spans),
-        step=0 * ones,
-        link=-ones,
-        complete=ones,
+        step=0 * ones_column,
+        link=-ones_column,
+        complete=ones_column,
     )
     source, target = tmp_path / "in.json", tmp_path / "out.pftrace"
     Timeline(columns, [Name("Net", "Net", "Net")], [Track("forward", "MainThread", 7, Process(7))]).save(source)
 
     result = invoke("convert", source, target)
 
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"{said} in {target}\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"{line} in {target}\n")
 
 
-def test_convert_takes_its_output_as_an_option_too(trace: Path) -> None:
+def test_convert_accepts_its_output_as_an_option(trace: Path) -> None:
     as_argument, as_option = trace.with_name("a.json"), trace.with_name("b.json")
     assert invoke("convert", trace, as_argument).exit_code == 0
     assert invoke("convert", trace, "-o", as_option).exit_code == 0
@@ -157,8 +157,8 @@ def test_convert_takes_its_output_as_an_option_too(trace: Path) -> None:
         )
 
 
-def test_convert_refuses_to_write_over_what_it_reads(trace: Path) -> None:
-    before = trace.read_bytes()
+def test_convert_refuses_to_overwrite_its_input(trace: Path) -> None:
+    content = trace.read_bytes()
     link, hard = trace.with_name("link.json"), trace.with_name("hard.json")
     link.symlink_to(trace)
     hard.hardlink_to(trace)
@@ -167,7 +167,7 @@ def test_convert_refuses_to_write_over_what_it_reads(trace: Path) -> None:
         result = invoke("convert", trace, target, "--steps", "1:")
         assert result.exit_code == 1
         assert result.stderr == f"modtrace: {target}: IN and OUT are the same file; give OUT another name\n"
-    assert trace.read_bytes() == before
+    assert trace.read_bytes() == content
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace", ".pftrace.gz"])
@@ -202,7 +202,7 @@ def test_convert_refuses_other_cuts(trace: Path, options: list[str], fault: str)
     assert not out.exists()
 
 
-def test_convert_looks_at_its_target_before_it_reads(trace: Path) -> None:
+def test_convert_checks_its_target_before_it_reads(trace: Path) -> None:
     result = invoke("convert", trace.with_name("absent.json"), "out.txt")
 
     assert result.exit_code == 1
@@ -232,7 +232,7 @@ def test_summary_of_the_slowest_steps_is_of_the_same_steps_in_each_format(trace:
     def printed(output_format: str) -> str:
         return invoke("summary", trace, "--by", "step", "--limit", limit, "--format", output_format).stdout
 
-    # Step 1 takes 10 ms, step 0 8 ms; files hold them in order.
+    # Step 1 lasts 10 ms, step 0 lasts 8 ms; CSV and JSON have the steps in order.
     assert [line.split(",")[0] for line in printed("csv").splitlines()[1:]] == ["0", "1"][-limit:]
     assert [step["step"] for step in json.loads(printed("json"))["steps"]] == [0, 1][-limit:]
     assert [line.split()[1] for line in printed("markdown").splitlines()[2 : 2 + limit]] == ["1", "0"][:limit]
@@ -243,15 +243,15 @@ def test_a_long_list_of_steps_is_as_long_as_a_first_screen_unless_all_is_asked_f
     path = tmp_path / "steps.json"
     training(steps=80).save(path)
 
-    first, whole = (invoke("summary", path, "--by", "step", *more).stdout for more in ((), ("--limit", "0")))
+    first, all_steps = (invoke("summary", path, "--by", "step", *options).stdout for options in ((), ("--limit", "0")))
 
-    assert len(first.encode()) <= 3_000 < len(whole.encode())
-    assert first.splitlines()[:21] == whole.splitlines()[:21]
+    assert len(first.encode()) <= 3_000 < len(all_steps.encode())
+    assert first.splitlines()[:21] == all_steps.splitlines()[:21]
     assert first.splitlines()[-1] == "more: --limit 0 (all rows)"
 
 
 @pytest.mark.parametrize("option", [("--sort", "total"), ("--only", "Net*"), ("--max-depth", "1")])
-def test_summary_by_step_refuses_what_is_about_modules(trace: Path, option: tuple[str, str]) -> None:
+def test_summary_by_step_refuses_options_of_modules(trace: Path, option: tuple[str, str]) -> None:
     result = invoke("summary", trace, "--by", "step", *option)
 
     assert (result.exit_code, result.stdout) == (2, "")
@@ -265,7 +265,7 @@ def test_summary_of_some_steps_some_modules_and_some_levels(trace: Path) -> None
 
     assert rows("--steps", "1:2") == [("Net", "Net", 1, 5), ("Net.a", "Linear", 1, 1)]
     assert rows("--only", "*.a") == [("Net.a", "Linear", 2, 2)]
-    assert rows("--only", "a") == [("Net.a", "Linear", 2, 2)]  # as the table calls it
+    assert rows("--only", "a") == [("Net.a", "Linear", 2, 2)]  # the name in the table
     assert rows("--max-depth", "1") == [("Net", "Net", 2, 12)]
     assert rows("--by", "class", "--sort", "name") == [("", "Linear", 2, 2), ("", "Net", 2, 10)]
     absent = invoke("summary", trace, "--steps", "7:")
@@ -355,7 +355,7 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
     ]
 
 
-def test_summary_by_gpu_time_where_there_is_none(trace: Path) -> None:
+def test_summary_by_gpu_time_of_a_trace_without_it(trace: Path) -> None:
     result = invoke("summary", trace, "--sort", "gpu")
 
     assert result.exit_code == 2
@@ -372,7 +372,7 @@ def test_an_absent_trace_is_named(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["summary", "check", "view"])
-def test_what_reads_a_folder_is_told_where_a_file_is_wanted(command: str, tmp_path: Path) -> None:
+def test_the_error_for_a_folder_names_a_command_that_reads_it(command: str, tmp_path: Path) -> None:
     result = invoke(command, tmp_path)
 
     assert (result.exit_code, result.stderr) == (
@@ -382,14 +382,14 @@ def test_what_reads_a_folder_is_told_where_a_file_is_wanted(command: str, tmp_pa
     )
 
 
-def test_check_of_an_empty_name_says_that_there_is_no_such_file() -> None:
+def test_check_of_an_empty_name_finds_no_file() -> None:
     result = invoke("check", "")
 
     assert result.exit_code == 1
     assert result.output == "modtrace: : cannot be read: No such file or directory\n"
 
 
-def test_a_column_that_is_misspelt_is_told_which_there_are(trace: Path) -> None:
+def test_the_error_of_a_misspelt_column_lists_the_columns(trace: Path) -> None:
     result = invoke("summary", trace, "--sort", "slef")
 
     assert result.exit_code == 2
@@ -405,12 +405,12 @@ def test_limit_shortens_every_list_of_a_summary(trace: Path, tmp_path: Path) -> 
         )
         return document
 
-    whole = json.loads(invoke("summary", tmp_path / "long.json", "--format", "json").stdout)
+    full = json.loads(invoke("summary", tmp_path / "long.json", "--format", "json").stdout)
     for limit in (1, 3):
         document = listed(limit)
         assert [len(document[name]) for name in ("rows", "steps")] == [limit, limit]
-        assert document["parts"] == whole["parts"]  # they add up to the steps
-        slowest = sorted((step["duration_ns"] for step in whole["steps"]), reverse=True)[:limit]
+        assert document["parts"] == full["parts"]  # the parts add up to the steps
+        slowest = sorted((step["duration_ns"] for step in full["steps"]), reverse=True)[:limit]
         assert sorted((step["duration_ns"] for step in document["steps"]), reverse=True) == slowest
         assert [step["step"] for step in document["steps"]] == sorted(step["step"] for step in document["steps"])
     for limit in (1, 5):
@@ -422,12 +422,12 @@ def test_limit_shortens_every_list_of_a_summary(trace: Path, tmp_path: Path) -> 
     assert "38 more steps" in table
 
 
-def test_only_shows_these_modules_alone(trace: Path) -> None:
-    shown = invoke("summary", trace, "--only", "*.a").stdout
+def test_only_shows_the_selected_modules(trace: Path) -> None:
+    output = invoke("summary", trace, "--only", "*.a").stdout
 
-    assert "Net.a" in shown
-    assert "part of a step" not in shown
-    assert "slowest steps" not in shown
+    assert "Net.a" in output
+    assert "part of a step" not in output
+    assert "slowest steps" not in output
 
 
 @pytest.mark.parametrize("option", ["--memory", "--flops"])

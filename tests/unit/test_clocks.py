@@ -1,4 +1,4 @@
-"""Offsets of clocks: from pings by hand, from simulated networks whose truth is known, and over loopback."""
+"""Offsets of clocks: from pings by hand, from simulated networks with known offsets, and over loopback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_pings_of_a_clock_that_jumped_are_refused() -> None:
 
 
 class Network:
-    """Two clocks, of which one drifts, and a way between them whose two directions take different times."""
+    """Two clocks, one of which drifts, and a network between them with a different delay in each direction."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -64,13 +64,13 @@ class Network:
         self.jitter = self.random.integers(100, 100_000, 2)
 
     def offset(self, now_ns: int) -> int:
-        """The truth: a constant, a rate, and a slow swing of the rate by at most `wander`."""
+        """The true offset: a constant, a rate, and a slow swing of the rate by up to `wander`."""
         period = 2 * np.pi * now_ns / HOUR_NS + self.phase
         swing = self.wander * HOUR_NS / (2 * np.pi) * np.sin(period)
         return self.ahead_ns + round(self.rate * now_ns + float(swing))
 
     def read(self, now_ns: int) -> Reading:
-        """64 pings that begin at this time."""
+        """A reading from 64 pings, the first of which starts at `now_ns`."""
         pings = []
         for _ in range(64):
             there, back = (self.least + self.random.exponential(self.jitter)).astype(int).tolist()
@@ -80,7 +80,7 @@ class Network:
         return estimate_offset(pings)
 
 
-def test_the_bound_holds_in_all_windows_however_asymmetric_the_way_is() -> None:
+def test_the_bound_holds_in_all_windows_of_an_asymmetric_network() -> None:
     wrong = []
     for seed in range(WINDOWS):
         network = Network(seed)
@@ -108,19 +108,19 @@ def test_between_readings_the_offset_is_on_a_line_and_the_bound_grows_to_the_mid
     offsets = ClockMap([Reading(10**9, 3_000, 20, 40), Reading(0, 1_000, 10, 20)])
     offset = offsets.at([0, 250_000_000, 500_000_000, 10**9])
     assert offset.offset_ns.tolist() == [1_000, 1_500, 2_000, 3_000]
-    # On the line between both bounds, and 1 ppm of the distance to the nearer reading.
+    # The bound interpolated between the readings, and 1 ppm of the distance to the nearer reading.
     assert offset.bound_ns.tolist() == [10, 263, 515, 20]
 
 
-def test_after_the_last_reading_the_rate_goes_on_and_the_bound_grows_by_how_well_it_is_known() -> None:
+def test_after_the_last_reading_the_rate_continues_and_the_bound_grows_by_its_error() -> None:
     offsets = ClockMap([Reading(0, 0, 100, 200), Reading(10**9, 1_000, 100, 200)])
     offset = offsets.at([2 * 10**9, 11 * 10**9])
     assert offset.offset_ns.tolist() == [2_000, 11_000]
-    # A rate between two bounds of 100 over a second is known to 200 ns a second, and changes by 1,000.
+    # Two bounds of 100 ns a second apart give the rate to 200 ns per second; it may change by 1,000 ns per second.
     assert offset.bound_ns.tolist() == [100 + 1_200, 100 + 12_000]
 
 
-def test_one_reading_says_no_rate_so_its_bound_grows_by_all_that_clocks_can_drift() -> None:
+def test_the_bound_of_one_reading_grows_by_the_maximum_drift() -> None:
     offset = ClockMap([Reading(0, 500, 10, 20)]).at([0, 10**6])
     assert (offset.offset_ns.tolist(), offset.bound_ns.tolist()) == ([500, 500], [10, 1_010])
 
@@ -135,7 +135,7 @@ def test_offsets_of_days_lose_no_nanosecond() -> None:
     ]
 
 
-def test_the_largest_bound_of_a_range_is_that_of_all_times_in_it() -> None:
+def test_the_largest_bound_of_a_range_holds_at_all_its_times() -> None:
     random = np.random.default_rng(3)
     for _ in range(200):
         count = int(random.integers(1, 6))
@@ -150,7 +150,7 @@ def test_the_largest_bound_of_a_range_is_that_of_all_times_in_it() -> None:
         inside = np.unique([first, last, *times, *halfway, *np.linspace(first, last, 2_001, dtype=int)])
         inside = inside[(first <= inside) & (inside <= last)]
         largest = int(offsets.at(inside).bound_ns.max())
-        # The bound grows evenly between the readings, the halfways and the ends of the range, which are all looked at.
+        # The bound is linear between the readings, their midpoints and the ends of the range; all these are compared.
         assert largest <= offsets.largest_bound(first, last) <= largest + 1
 
 
@@ -164,25 +164,25 @@ def test_a_tree_adds_offsets_and_bounds_up_to_the_root() -> None:
         ]
     )
     offset = tree.to_root("c", [0])
-    # 7 in c; its 0 is b's −300, so that b extrapolates by 300 ns, which adds less than 1 to 5.
+    # 7 for c; c's time 0 is −300 in b, so b extrapolates by 300 ns, which adds less than 1 to its 5.
     assert (offset.offset_ns.tolist(), offset.bound_ns.tolist()) == ([700], [7 + 6])
     assert tree.to_root("a", [5]).offset_ns.tolist() == [0]
     assert tree.largest_bound("c", 0, 0) == 8 + 7
-    # Half a second from all readings: 8 and 6, and twice 1 ppm of it.
+    # Half a second from all readings: 8 and 6, and 1 ppm of the half second for each.
     assert tree.largest_bound("c", 0, 10**9) == 8 + 6 + 2 * 500
     assert [tree.root_of(clock) for clock in ("c", "elsewhere")] == ["a", "elsewhere"]
 
 
-def test_what_travels_of_a_tree_for_one_clock_does_not_grow_with_the_job() -> None:
+def test_the_part_of_a_tree_for_one_clock_does_not_grow_with_the_job() -> None:
     def path_of_b(hosts: int) -> ClockTree:
-        others = [Measurement(f"host {host}", "a", Reading(host, host, 5, 10)) for host in range(hosts)]
-        return ClockTree([Measurement("b", "a", Reading(0, 1_000, 5, 10)), *others]).path_of("b")
+        siblings = [Measurement(f"host {host}", "a", Reading(host, host, 5, 10)) for host in range(hosts)]
+        return ClockTree([Measurement("b", "a", Reading(0, 1_000, 5, 10)), *siblings]).path_of("b")
 
     assert path_of_b(1_000).to_root("b", [0]).offset_ns.tolist() == [1_000]
     assert len(pickle.dumps(path_of_b(1_000))) == len(pickle.dumps(path_of_b(1)))
 
 
-def test_clocks_that_are_each_others_parents_end_somewhere() -> None:
+def test_clocks_that_are_each_others_parents_do_not_loop() -> None:
     readings = Reading(0, 10, 1, 2)
     tree = ClockTree([Measurement("a", "b", readings), Measurement("b", "a", readings)])
     assert tree.root_of("a") == "b"
@@ -193,7 +193,7 @@ def test_each_clock_has_at_most_32_children(number: int, parent: int | None) -> 
     assert parent_number(number) == parent
 
 
-def test_measurements_are_read_from_the_records_they_are_written_as() -> None:
+def test_measurements_are_read_back_from_their_records() -> None:
     measurement = Measurement("b", "a", Reading(1, -2, 3, 4))
     records = [{"kind": "clock", "clock": "b"}, measurement_record(measurement)]
     assert (clock_in(records), measurements_in(records)) == ("b", [measurement])
@@ -201,7 +201,7 @@ def test_measurements_are_read_from_the_records_they_are_written_as() -> None:
 
 
 def drifting() -> int:
-    """A clock far ahead, that gains 37 µs a second."""
+    """A clock far ahead that gains 37 µs per second."""
     now = time.monotonic_ns()
     return now + AHEAD_NS + now * 37 // 10**6
 
@@ -217,14 +217,14 @@ def test_over_loopback_the_error_is_within_the_bound() -> None:
 
 
 def pass_on(source: socket.socket, target: socket.socket, delay_s: float) -> None:
-    """Send what one connection says into another one, later."""
+    """Forward the bytes of one connection to another after a delay."""
     with contextlib.suppress(OSError):
-        while said := source.recv(64):
+        while received := source.recv(64):
             time.sleep(delay_s)
-            target.sendall(said)
+            target.sendall(received)
 
 
-def test_on_a_real_way_that_is_slow_back_only_the_error_is_within_the_bound() -> None:
+def test_over_a_real_way_with_a_slow_return_the_error_is_within_the_bound() -> None:
     delay_ns = 3_000_000
     server = PingServer("127.0.0.1", drifting)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -240,7 +240,7 @@ def test_on_a_real_way_that_is_slow_back_only_the_error_is_within_the_bound() ->
         far.close()
         server.close()
     for reading in readings:
-        # In the middle of such a ping, the other clock was read half of the delay ago.
+        # The other clock was read half of the delay before the middle of such a ping.
         error = AHEAD_NS + reading.time_ns * 37 // 10**6 - reading.offset_ns
         assert reading.bound_ns >= abs(error)
         assert reading.bound_ns >= delay_ns // 2
@@ -259,7 +259,7 @@ def test_after_close_nothing_listens() -> None:
     assert "modtrace-clock-server" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_who_does_not_know_the_token_gets_no_answer() -> None:
+def test_a_client_without_the_token_gets_no_answer() -> None:
     server = PingServer("127.0.0.1")
     client = PingClient(server.address, "0" * len(server.token))
     with pytest.raises(OSError, match=r"stopped|reset|Broken pipe"):
@@ -269,7 +269,7 @@ def test_who_does_not_know_the_token_gets_no_answer() -> None:
 
 
 class Noted(NameTable):
-    """A name table that tells when it has so many records."""
+    """A name table that sets `enough` once it has `count` records."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -293,16 +293,16 @@ def test_the_clocks_of_a_job_find_each_other_through_its_store() -> None:
         thread.start()
     for names in tables[1:]:
         assert names.enough.wait(30)
-    # Children first, which read a last time.
+    # Children stop first: they read a last time.
     for clock, thread in reversed([*zip(clocks, threads, strict=True)]):
         clock.stop()
         thread.join()
     measured = [measurements_in(names.records) for names in tables]
-    assert [len(of_clock) for of_clock in measured] == [0, 2, 2]
-    for number, of_clock in enumerate(measured[1:], 1):
-        for measurement in of_clock:
+    assert [len(measurements) for measurements in measured] == [0, 2, 2]
+    for number, measurements in enumerate(measured[1:], 1):
+        for measurement in measurements:
             assert (measurement.clock, measurement.parent) == (f"clock {number}", "clock 0")
-            # Both read the same clock.
+            # Both threads read the same clock.
             assert abs(measurement.reading.offset_ns) <= measurement.reading.bound_ns
 
 

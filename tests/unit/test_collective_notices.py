@@ -1,4 +1,4 @@
-"""What is said once where collectives cannot be recorded."""
+"""The warning, given once, that collectives cannot be recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modtrace.track.event_sink import warn_once
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
-def test_a_torch_that_does_not_take_the_tap_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torch_without_the_tap_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     def refuse(*arguments: Any) -> bool:
         raise RuntimeError("no operator c10d::allreduce_")
 

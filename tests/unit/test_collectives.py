@@ -23,7 +23,7 @@ ALL_REDUCE, SEND = '["all_reduce", "0"]', '["send", "0", 3]'
 
 
 def two_layers() -> EventScript:
-    """A layer launches an all_reduce, which is complete while its model waits for it; then comes a send."""
+    """A layer launches an all_reduce, which completes while the model waits for it; then follows a send."""
     script = EventScript()
     script.note_group("0", "0-3", "default_pg")
     model, layer = script.name("Net"), script.name("Net.a")
@@ -63,7 +63,7 @@ def test_collectives_have_the_times_counters_and_bytes_of_their_events() -> None
     assert {row.track for row in timeline().collectives} == {"communication · MainThread"}
 
 
-def test_spans_are_those_of_a_recording_without_collectives() -> None:
+def test_spans_are_the_same_as_without_collectives() -> None:
     plain = EventScript()
     model, layer = plain.name("Net"), plain.name("Net.a")
     plain.enter(10, model)
@@ -100,7 +100,7 @@ def test_a_call_without_its_exit_ends_with_the_last_event() -> None:
     assert (row.counter, row.start_ns - WALL, row.end_ns - WALL, row.done_ns, row.complete) == (7, 10, 50, None, False)
 
 
-def test_a_call_whose_exit_is_lost_ends_with_the_next_of_its_thread() -> None:
+def test_a_call_with_a_lost_exit_ends_with_the_next_of_its_thread() -> None:
     script = EventScript()
     script.collective(10, Kind.COLLECTIVE_ENTER, ALL_REDUCE, 0)
     script.collective(30, Kind.COLLECTIVE_ENTER, SEND, 0)
@@ -168,7 +168,7 @@ def test_any_ranks_are_read_again(ranks: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "1,,2", "3-1", "0-9999999999", "-1", "0-4:0"])
-def test_what_is_no_range_of_ranks_is_refused(text: str) -> None:
+def test_text_that_is_not_a_range_of_ranks_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"range|invalid literal|zero"):
         parse_ranks(text)
 

@@ -1,4 +1,4 @@
-"""What a compilation is called: why it came again, without what torch says of the source."""
+"""Names of compilations: the reason of a recompilation, without torch's lines about the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives that a device runs: calls and waits end on the host before they are complete, and prove nothing."""
+"""Collectives on a device: their calls and waits end on the host before they complete, so the ends prove nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ON_CPU, ON_GPU, BARRIER = '["all_reduce", "0"]', '["all_reduce", "0", -1, "cuda"
 
 
 def three_collectives() -> EventScript:
-    """One of the CPU, one of a GPU that somebody finds complete later, and a barrier that returns when it is over."""
+    """A collective on the CPU, one on a GPU that is seen to be complete later, and a barrier, which blocks."""
     script = EventScript()
     script.note_group("0", "0-1", "default_pg")
     for base, text, counter in ((0, ON_CPU, 0), (100, ON_GPU, 1)):
@@ -44,7 +44,7 @@ def timeline() -> Timeline:
     return build_timeline(three_collectives().snapshot())
 
 
-def test_when_a_device_was_done_is_not_known() -> None:
+def test_the_end_on_a_device_is_not_known() -> None:
     rows = timeline().collectives
 
     assert [(row.operator, row.device, row.done_ns and row.done_ns - WALL) for row in rows if not row.is_wait] == [
@@ -54,18 +54,18 @@ def test_when_a_device_was_done_is_not_known() -> None:
     assert rows.on_device.tolist() == [False, False, True, True, False]
 
 
-def test_a_wait_for_a_device_is_none_for_other_ranks() -> None:
+def test_a_wait_for_a_device_is_not_a_wait_for_other_ranks() -> None:
     points = sync_points(timeline().collectives)
     table = collective_table(timeline(), 7)
 
     assert points.counter.tolist() == [0, 1, 2]
     assert points.released.tolist() == [WALL + 50, -1, WALL + 220]
-    # Who called it, and when, is compared; the wait is with no collective that ranks share.
+    # Ranks are compared by callers and times; the wait belongs to no collective that ranks share.
     assert table.counter.tolist() == [0, 0, 1, -1, 2]
     assert np.where(table.done >= 0, table.done - WALL, -1).tolist() == [50, -1, -1, -1, 220]
 
 
-def test_where_does_not_take_the_end_of_a_wait_for_a_devices() -> None:
+def test_where_does_not_use_the_end_of_a_wait_for_a_device() -> None:
     script = three_collectives()
     for text, counter in ((ON_GPU, 3), (ON_CPU, 4)):
         script.collective(300 + counter, Kind.COLLECTIVE_ENTER, text, counter)
@@ -81,9 +81,9 @@ def test_where_does_not_take_the_end_of_a_wait_for_a_devices() -> None:
 
 
 def with_device_times(read: int = 9) -> EventScript:
-    """A module calls one that its stream runs; another one is called and waited for later, twice; one never is.
+    """A module calls a collective that its stream runs; another is waited for twice, later; a third never is.
 
-    The device is there 1 ms after the host, whose clock is 10 ms behind the device's. Its first `read` events are read.
+    The device runs 1 ms behind the host; its clock is 10 ms ahead of the host's. Its first `read` events are read.
     """
     script = EventScript(capacity=256)
     script.event(5, Kind.DEVICE_STREAM, 0, 7)
@@ -94,13 +94,13 @@ def with_device_times(read: int = 9) -> EventScript:
         *((2000, Kind.COLLECTIVE_ENTER, 1), (3000, Kind.COLLECTIVE_ENTER, 2)),
         *((4000, Kind.WAIT_ENTER, 1), (4100, Kind.WAIT_EXIT, 1), (5000, Kind.WAIT_ENTER, 1), (5100, Kind.WAIT_EXIT, 1)),
     ]
-    for number, (time, what, which) in enumerate(times):
-        if which == "enter":
+    for number, (time, kind, counter_or_action) in enumerate(times):
+        if counter_or_action == "enter":
             script.enter(time, net)
-        elif which == "exit":
+        elif counter_or_action == "exit":
             script.exit(time, net)
         else:
-            script.collective(time, Kind(what), ON_GPU, int(which))
+            script.collective(time, Kind(kind), ON_GPU, int(counter_or_action))
         script.queued(time + 1, number)
         if time in (2000, 3000):
             script.collective(time + 100, Kind.COLLECTIVE_EXIT, ON_GPU, 64)
@@ -109,15 +109,15 @@ def with_device_times(read: int = 9) -> EventScript:
     return script
 
 
-def test_device_times_tell_when_a_stream_came_by_the_end_of_a_call_or_of_the_first_wait_for_it() -> None:
+def test_device_times_show_when_a_stream_reached_the_end_of_a_call_or_of_its_first_wait() -> None:
     timeline = build_timeline(with_device_times(read=10).snapshot())
 
     calls = [row for row in timeline.collectives if not row.is_wait]
     assert [row.done_ns and row.done_ns - WALL for row in calls] == [1_001_200, 1_004_100, None]
-    # Events of collectives are none of the module around them.
+    # Events of collectives do not belong to the module around them.
     (span,) = [span for span in timeline.spans if span.track.startswith("gpu")]
     assert (span.fqn, span.start_ns - WALL, span.end_ns - WALL) == ("Net", 1_001_000, 1_001_300)
-    # They are of one rank's device: what ranks are compared by are the threads.
+    # These times are of one rank's device; ranks are compared by their threads.
     assert sync_points(timeline.collectives).released.tolist() == [-1, -1, -1]
 
 
@@ -125,7 +125,7 @@ def test_device_times_tell_when_a_stream_came_by_the_end_of_a_call_or_of_the_fir
     ("read", "collective", "calls"),
     [
         *((1, "", ["Net"]), (2, "all_reduce", ["Net"]), (3, "", ["Net"]), (4, "", [])),
-        # Another stream runs what is only waited for.
+        # A collective that is only waited for runs on another stream.
         *((5, "", []), (6, "", []), (7, "all_reduce", []), (8, "", []), (9, "all_reduce", []), (10, "", [])),
     ],
 )
@@ -137,8 +137,8 @@ def test_a_stream_is_in_a_collective_that_it_runs_or_waits_for(read: int, collec
     assert stream.queued == 0
 
 
-def test_where_waits_for_nothing_that_nobody_will_tell_of() -> None:
-    script = three_collectives()  # one of its like was told to be complete
+def test_where_ignores_collectives_whose_end_is_never_reported() -> None:
+    script = three_collectives()  # its second collective, also on the GPU, is reported complete
     script.collective(300, Kind.COLLECTIVE_ENTER, ON_GPU, 3)
     script.collective(310, Kind.COLLECTIVE_EXIT, ON_GPU, 64 | 1 << 62)
 
@@ -149,17 +149,17 @@ def test_where_waits_for_nothing_that_nobody_will_tell_of() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_a_saved_trace_says_which_a_device_runs(suffix: str, tmp_path: Path) -> None:
+def test_a_saved_trace_marks_collectives_of_devices(suffix: str, tmp_path: Path) -> None:
     saved = timeline()
     saved.save(tmp_path / f"t{suffix}")
 
     assert list(modtrace.load(tmp_path / f"t{suffix}").collectives) == list(saved.collectives)
 
 
-def test_a_report_says_it_in_torchs_words_only() -> None:
-    own = ON_GPU.replace("cuda", "acme_npu_v2")
+def test_a_report_has_only_device_names_of_torch() -> None:
+    device_text = ON_GPU.replace("cuda", "acme_npu_v2")
     script = EventScript()
-    for counter, text in enumerate((ON_GPU, own)):
+    for counter, text in enumerate((ON_GPU, device_text)):
         script.collective(10 + 20 * counter, Kind.COLLECTIVE_ENTER, text, counter)
         script.collective(20 + 20 * counter, Kind.COLLECTIVE_EXIT, text, 64)
 

@@ -1,4 +1,4 @@
-"""When a device was in which call, of events written by hand: all times worked out on paper."""
+"""Times of calls on a device, from events written by hand; all expected times are worked out on paper."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.event_script import WALL, EventScript
 from tests.support.timelines import build_timeline
 
 AHEAD = 7_000_000
-"""What the device's clock shows more than the host's."""
+"""Lead of the device's clock over the host's, in ns."""
 
 
 def on_device(timeline: Timeline) -> list[tuple[object, ...]]:
-    """Track, name, phase, call, depth, start and end of what ran on devices; times since the wall's origin."""
+    """Track, name, phase, call, depth, start and end of each span on a device; times since `WALL`."""
     return [
         (span.track, span.fqn, span.phase, span.call, span.depth, span.start_ns - WALL, span.end_ns - WALL)
         for span in timeline.spans
@@ -39,7 +39,7 @@ def script_with_clock() -> EventScript:
     return script
 
 
-def test_a_call_lies_on_its_stream_where_the_device_was_in_it() -> None:
+def test_a_call_is_on_its_stream_while_the_device_ran_it() -> None:
     script = script_with_clock()
     net, layer = script.name("Net"), script.name("Net.layer")
     script.enter(1000, net)
@@ -59,17 +59,17 @@ def test_a_call_lies_on_its_stream_where_the_device_was_in_it() -> None:
         ("gpu 0 · stream 0", "Net", "forward", 0, 0, 5000, 9000),
         ("gpu 0 · stream 0", "Net.layer", "forward", 0, 1, 6000, 8500),
     ]
-    # 50 ns of the reading, 500 of an event, and of a clock that was read once 1,000 ppm of 9,000 ns.
+    # 50 ns for the reading, 500 for an event, and 1,000 ppm of 9,000 ns because the clock was read once.
     assert timeline.metadata["device_clock_bound_ns"] == 559
     assert timeline.metadata["device_events_dropped"] == timeline.metadata["device_events_unread"] == 0
-    # What ran on the host is as it is without a device.
+    # The spans on the host are the same as without a device.
     assert [(span.fqn, span.start_ns - WALL, span.end_ns - WALL) for span in timeline.spans][:2] == [
         ("Net", 1000, 1300),
         ("Net.layer", 1100, 1200),
     ]
 
 
-def test_backward_is_cut_where_the_device_comes_by_the_nodes_of_another_call() -> None:
+def test_backward_ends_when_the_device_reaches_the_nodes_of_another_call() -> None:
     script = script_with_clock()
     net, first, second = script.name("Net"), script.name("Net.first"), script.name("Net.second")
     number = iter(range(100))
@@ -144,7 +144,7 @@ def test_a_call_whose_events_are_on_two_streams_or_incomplete_has_no_span() -> N
     assert (timeline.metadata["device_events_dropped"], timeline.metadata["device_events_unread"]) == (2, 1)
 
 
-def test_a_number_whose_lower_bits_come_again_is_another_event() -> None:
+def test_a_number_with_the_same_lower_bits_is_another_event() -> None:
     script = script_with_clock()
     net = script.name("Net")
     for call, first in enumerate([0, 1 << 24]):
@@ -158,7 +158,7 @@ def test_a_number_whose_lower_bits_come_again_is_another_event() -> None:
     assert [row[3:] for row in on_device(build_timeline(script.snapshot()))] == [(0, 0, 1010, 1020), (1, 0, 1110, 1120)]
 
 
-def test_an_event_that_nobody_read_does_not_take_the_time_of_another_whose_begin_was_overwritten() -> None:
+def test_an_unread_event_does_not_get_the_time_of_another_with_an_overwritten_start() -> None:
     script = script_with_clock()
     net = script.name("Net")
     script.enter(1000, net)
@@ -219,7 +219,7 @@ def ns(*times: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def test_a_clock_that_drifts_is_followed_between_its_readings_and_beyond() -> None:
-    # It gains 50 µs in a second, and then loses 30. The readings are of ±100, ±200 and ±40 ns.
+    # The clock gains 50 µs in a second, and then loses 30. The readings are exact to ±100, ±200 and ±40 ns.
     clock = device_clock(ns(0, 1_000_050_000, 2_000_020_000), ns(100, 1_000_000_200, 2_000_000_040), ns(200, 400, 80))
 
     assert clock.to_other(ns(0, 500_025_000, 1_000_050_000, 1_500_035_000, 2_000_020_000)).tolist() == [
@@ -229,10 +229,10 @@ def test_a_clock_that_drifts_is_followed_between_its_readings_and_beyond() -> No
         1_500_000_000,
         2_000_000_000,
     ]
-    # On average it gains 10 µs a second: 2,000,020,000 of its ns are 2,000,000,000.
+    # On average the clock gains 10 µs per second: 2,000,020,000 of its ns are 2,000,000,000.
     assert clock.to_other(ns(4_000_040_000, -2_000_020_000)).tolist() == [4_000_000_000, -2_000_000_000]
     assert clock.at(ns(0, 500_025_000, 1_500_035_000, 2_000_020_000)).bound_ns.tolist() == [100, 150, 120, 40]
-    # As far beyond as the readings are apart, their bounds count once more each.
+    # As far outside as the first and last reading are apart, their two bounds are added once more.
     assert clock.at(ns(4_000_040_000, -2_000_020_000)).bound_ns.tolist() == [40 + 140, 100 + 140]
 
 
@@ -247,10 +247,10 @@ def test_readings_count_in_the_order_of_the_clock(order: tuple[int, int]) -> Non
 
 
 def two_calls() -> Timeline:
-    """A net and a layer are called twice; latencies of the net are 1,000 and 5,500 ns, of the layer 1,400 and 5,900."""
+    """A net and its layer are called twice; latencies: net 1,000 and 5,500 ns, layer 1,400 and 5,900 ns."""
     script = script_with_clock()
     net, layer = script.name("Net", module_class="Net"), script.name("Net.layer", "layer: Linear", "Linear")
-    # Of two calls, the device is in the net from 2,000 to 6,000 and from 7,000 to 9,000, and in the layer between.
+    # The device is in the net from 2,000 to 6,000 and from 7,000 to 9,000, and inside these times in the layer.
     for call, (net_begin, layer_begin, layer_end, net_end) in enumerate(
         [(2000, 2500, 5500, 6000), (7000, 7500, 8500, 9000)]
     ):
@@ -274,14 +274,14 @@ def two_calls() -> Timeline:
 @pytest.mark.parametrize(
     ("widths", "bound"),
     [
-        # Of 100 ns at the first to 50 at the last, 3 ms before that one.
+        # Between a bound of 100 ns at the first reading and 50 at the last, 3 ms before the last.
         ((200, 200, 100), 51),
-        # Behind the second, what both are off by counts as drift: 200 ns in 400 ms, and so 1 in 2 ms.
+        # After the second, the errors of both count as drift: 200 ns in 400 ms, so 1 ns in 2 ms.
         ((200, 200, 400), 100 + 1),
     ],
 )
-def test_of_two_close_readings_at_the_end_the_narrower_one_counts(widths: tuple[int, int, int], bound: int) -> None:
-    # The second is the last periodic one, 5 ms before that at stop. One of them is off by 100 ns.
+def test_the_narrower_of_two_close_readings_at_the_end_counts(widths: tuple[int, int, int], bound: int) -> None:
+    # The second reading is the last periodic one, 5 ms before the reading at stop. One of them is 100 ns off.
     late = (0, 100) if widths[1] > widths[2] else (100, 0)
     half = np.array(widths) // 2
     clock = device_clock(
@@ -294,7 +294,7 @@ def test_of_two_close_readings_at_the_end_the_narrower_one_counts(widths: tuple[
     assert clock.at(ns(402_000_000)).bound_ns.tolist() == [bound]
 
 
-def test_a_summary_adds_up_what_streams_did_and_how_late_they_came() -> None:
+def test_a_summary_adds_up_the_times_and_latencies_of_streams() -> None:
     device = two_calls().summary().device
 
     assert device == DeviceSummary(
@@ -366,7 +366,7 @@ def test_a_summary_without_device_times_has_no_such_columns() -> None:
     assert not [field for field in summarize(without_gpu(two_calls())).columns() if field.startswith("device_")]
 
 
-def test_a_summary_as_markdown_and_html_has_the_table_of_devices_behind_that_of_modules() -> None:
+def test_markdown_and_html_of_a_summary_have_the_table_of_devices_after_modules() -> None:
     summary = two_calls().summary()
     totals = (
         "1 stream of devices: in modules 85.7 % of 0.007 ms, 1 gap of 0.001 ms on average; ±0.6 µs on the host's clock"
@@ -383,7 +383,7 @@ def test_a_summary_as_markdown_and_html_has_the_table_of_devices_behind_that_of_
     ]
     assert f"<p>{html.escape(totals)}</p>\n<table>" in summary.to_html()
     assert ">0.006</td>" in summary.to_html().partition("stream of devices")[2]
-    # What was chosen of the modules is chosen of the device's.
+    # Selected modules are selected in the device's table too.
     layers = summary.only("*.layer")
     assert layers.device is not None
     assert [row.fqn for row in layers.device.rows] == ["Net.layer"]
@@ -391,13 +391,13 @@ def test_a_summary_as_markdown_and_html_has_the_table_of_devices_behind_that_of_
 
 
 def test_a_summary_as_json_has_the_streams_and_the_modules_on_them() -> None:
-    told = json.loads(two_calls().summary().to_json())["device"]
+    values = json.loads(two_calls().summary().to_json())["device"]
 
-    assert told.pop("rows") == [
+    assert values.pop("rows") == [
         DeviceModule("Net", "Net", 2, 6000, 2000, 6000, 0, 0, 3250)._asdict(),
         DeviceModule("Net.layer", "Linear", 2, 4000, 4000, 4000, 0, 0, 3650)._asdict(),
     ]
-    assert told == {
+    assert values == {
         "streams": 1,
         "length_ns": 7000,
         "in_modules_ns": 6000,

@@ -1,4 +1,4 @@
-"""Comparing recordings: changes that were put in are found, and nothing is where nothing changed."""
+"""Comparing recordings: planted changes are found, and nothing is found if nothing changed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.support.compared_runs import COMPARISON, FQNS, STEPS, US, changed, in
 
 
 def serving(seed: int, slower: Mapping[str, float] | None = None) -> Timeline:
-    """Calls of the eight layers alone, 500 µs apart, on a thread."""
+    """Forward calls of the eight layers, without training: 500 µs apart, on one thread."""
     trained = recording(seed, {(fqn, FORWARD): factor for fqn, factor in (slower or {}).items()})
     forward = keep_rows(trained, np.flatnonzero(trained.slices.phase == FORWARD))
     slices = replace(forward.slices, step=np.zeros(len(forward.slices), np.int64))
     return Timeline.of(replace(forward, slices=slices, marks=[]))
 
 
-def test_calls_are_compared_where_nothing_is_trained() -> None:
+def test_calls_are_compared_if_nothing_is_trained() -> None:
     calls, new = serving(0), serving(1, {"Net.h.3": 1.5})
     comparison = modtrace.diff(calls, new)
 
@@ -47,10 +47,10 @@ def test_calls_are_compared_where_nothing_is_trained() -> None:
         samples.self_ns["Net.h.3", "forward"].tolist()
         == [span.duration_ns for span in calls.spans if span.fqn == "Net.h.3"][samples.warm_up :]
     )
-    shown = comparison._sides
-    assert shown is not None
-    assert [(side.start_ns, side.duration_ns) for side in shown] == [
-        (span.start_ns, span.duration_ns) for side in shown for span in side.step.spans[:1]
+    sides = comparison._sides
+    assert sides is not None
+    assert [(side.start_ns, side.duration_ns) for side in sides] == [
+        (span.start_ns, span.duration_ns) for side in sides for span in side.step.spans[:1]
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_module_slower_one_way_is_faster_the_other_way() -> None:
     assert changed(modtrace.diff(b, a)) == [("Net.h.3", "forward", "faster")]
 
 
-def test_of_two_recordings_of_the_same_program_hardly_any_differ() -> None:
+def test_two_recordings_of_the_same_program_hardly_ever_differ() -> None:
     wrong = [seed for seed in range(60) if changed(modtrace.diff(recording(2 * seed), recording(2 * seed + 1)))]
 
     assert len(wrong) <= 3
@@ -86,7 +86,7 @@ def test_a_machine_that_runs_slower_changes_no_module() -> None:
     assert changed(comparison) == []
     assert comparison.common_ratio == pytest.approx(1.2, abs=0.01)
     assert comparison.step.verdict == "slower"
-    # Of one a side nobody knows whether the machine was slower that time only.
+    # With one recording per side, a slower machine cannot be told from slower code.
     single = modtrace.diff(sides[0][0], sides[1][0])
     assert (changed(single), single.step.verdict) == ([], "cannot tell")
     assert modtrace.diff(recording(0), recording(1, speed=2)).step.verdict == "slower"
@@ -106,8 +106,8 @@ def test_a_change_is_as_large_however_fast_the_machine_is(speed: float) -> None:
     assert 0.15 < change.low_ns / change.base_ns < change.ratio < change.high_ns / change.base_ns < 0.25
     assert change in comparison.above(0.15)
     assert change not in comparison.above(0.2)
-    others = [one for one in comparison.changes[1:] if one.fqn != "Net"]
-    assert max(abs(one.ratio) for one in others) < 0.02
+    other_changes = [one for one in comparison.changes[1:] if one.fqn != "Net"]
+    assert max(abs(one.ratio) for one in other_changes) < 0.02
 
 
 @pytest.mark.parametrize("runs", [1, 3])
@@ -122,22 +122,22 @@ def test_a_module_that_takes_most_of_the_step_is_not_the_machine(runs: int) -> N
     assert ("one recording a side cannot tell" in "\n".join(comparison.header)) == (runs == 1)
 
 
-def test_what_takes_what_it_took_did_not_change_where_the_machine_did() -> None:
+def test_an_unchanged_time_is_the_same_if_the_machine_changed() -> None:
     base = [recording(seed) for seed in range(5)]
     new = [recording(seed, {("Net.h.3", FORWARD): 0.5}, speed=2.0) for seed in range(5, 10)]
 
     assert ("Net.h.3", "forward") not in [name[:2] for name in changed(modtrace.diff(base, new))]
 
 
-def test_of_single_recordings_on_a_machine_whose_speed_jumps_hardly_any_differ() -> None:
+def test_single_recordings_on_a_machine_whose_speed_jumps_hardly_ever_differ() -> None:
     speeds = np.exp(np.random.default_rng(0).normal(0, 0.1, 120)).tolist()
     recordings = [recording(seed, speed=speed) for seed, speed in enumerate(speeds)]
     comparison = [modtrace.diff(*pair) for pair in zip(recordings[::2], recordings[1::2], strict=True)]
 
-    assert sum(bool(changed(one)) or one.step.verdict in ("slower", "faster") for one in comparison) <= 3
+    assert sum(bool(changed(diff)) or diff.step.verdict in ("slower", "faster") for diff in comparison) <= 3
 
 
-def test_recompute_that_appears_or_vanishes_is_a_change() -> None:
+def test_new_or_removed_recompute_is_a_change() -> None:
     without, with_recompute = recording(0), recording(1, recompute=("Net.h.2",))
 
     assert changed(modtrace.diff(without, with_recompute)) == [("Net.h.2", "recompute", "added")]
@@ -173,7 +173,7 @@ def test_few_steps_cannot_tell() -> None:
     assert {change.verdict for change in comparison.changes} == {"cannot tell"}
 
 
-def test_with_five_recordings_a_side_these_are_the_samples() -> None:
+def test_five_recordings_per_side_are_the_samples() -> None:
     base = [recording(seed) for seed in range(5)]
     new = [recording(seed, {("Net.h.3", FORWARD): 1.5}) for seed in range(5, 10)]
 
@@ -266,7 +266,7 @@ def of_two_classes(timeline: Timeline) -> Timeline:
     return replace(timeline, names=names)
 
 
-def test_classes_are_compared_by_what_all_their_modules_took() -> None:
+def test_classes_are_compared_by_the_time_of_all_their_modules() -> None:
     base, new = of_two_classes(recording(0)), of_two_classes(recording(1, {("Net.h.3", FORWARD): 3.0}))
     comparison = modtrace.diff(base, new, by="class")
 
@@ -274,7 +274,7 @@ def test_classes_are_compared_by_what_all_their_modules_took() -> None:
         (name, phase) for name in ("Net", "A", "B") for phase in ("forward", "backward")
     }
     worst = comparison.changes[0]
-    # Of four modules of 100 µs one takes 300 µs.
+    # One of four modules of 100 µs now lasts 300 µs.
     assert (worst.fqn, worst.phase, worst.base_calls, worst.verdict) == ("B", "forward", 4, "slower")
     assert worst.base_ns == pytest.approx(400_000, rel=0.03)
     assert worst.new_ns == pytest.approx(600_000, rel=0.03)
@@ -283,14 +283,14 @@ def test_classes_are_compared_by_what_all_their_modules_took() -> None:
     assert comparison.to_text().splitlines()[-1] == "2 classes: no difference beyond the noise"
 
 
-def test_steps_are_what_step_by_says(tmp_path: Path) -> None:
+def test_step_by_defines_the_steps(tmp_path: Path) -> None:
     base, new = tmp_path / "base.pftrace", tmp_path / "new.pftrace"
     recording(0).save(base)
     recording(1).save(new)
     save_baseline(base, tmp_path / "base.json", step_by="Block")
-    for before in (base, tmp_path / "base.json"):
-        comparison = modtrace.diff(before, new, step_by="Block")
-        # Calls of the model: 50 µs of its own and eight layers of 100 µs; no backward, no pause.
+    for base_or_path in (base, tmp_path / "base.json"):
+        comparison = modtrace.diff(base_or_path, new, step_by="Block")
+        # Calls of the model: 50 µs of its own code and eight layers of 100 µs; no backward, no pause.
         assert comparison.step.base_ns == pytest.approx(850_000, rel=0.02)
         assert {change.phase for change in comparison.changes} == {"forward"}
     with pytest.raises(modtrace.ModtraceError, match="no class"):
@@ -326,14 +326,14 @@ def test_above_needs_the_whole_interval() -> None:
     assert COMPARISON.above(0.005) == [COMPARISON.step, COMPARISON.changes[0]]
 
 
-def test_above_passes_over_what_is_little_of_the_step() -> None:
+def test_above_skips_small_shares_of_the_step() -> None:
     # 200 µs of 10 ms are 2 %.
     assert COMPARISON.above(0.10, floor=0.02) == [COMPARISON.changes[0]]
     assert COMPARISON.above(0.10, floor=0.021) == []
     assert COMPARISON.above(0.005, floor=1) == [COMPARISON.step]
 
 
-def test_the_sentence_names_the_worst_and_says_what_is_not_clear() -> None:
+def test_the_sentence_names_the_worst_and_the_unclear() -> None:
     twice, added = COMPARISON.changes
     slower = twice._replace(new_calls=1, calls_changed=False)
     faster = slower._replace(fqn="Net.y", verdict="faster", difference_ns=-100_000)
@@ -352,7 +352,7 @@ def test_the_sentence_names_the_worst_and_says_what_is_not_clear() -> None:
     assert same.sentence == "no module of 1 is slower or faster beyond the noise; the step is as long as before"
 
 
-def test_a_sure_change_of_a_large_module_is_found_beside_small_noisy_ones() -> None:
+def test_a_sure_change_of_a_large_module_is_found_among_small_noisy_modules() -> None:
     random = np.random.default_rng(0)
     typical_ns = np.exp(random.uniform(np.log(1e4), np.log(3e4), 52))
     typical_ns[4:8] = (1.09e6, 2.1e6, 1.05e6, 2.2e6)
@@ -360,7 +360,7 @@ def test_a_sure_change_of_a_large_module_is_found_beside_small_noisy_ones() -> N
 
     def run(slower_ns: float) -> RunTimes:
         own = typical_ns + slower_ns * (np.arange(52) == 4)
-        # 1 % between recordings for large modules, 5 to 10 % for small ones, which also change together.
+        # Noise of 1 % between recordings for large modules, 5 to 10 % for small modules, which also change together.
         noise = random.normal(0, 0.01 * np.sqrt(np.maximum(1e6 / own, 1))) + random.normal(0, 0.03) * (own < 5e4)
         times = np.exp(random.normal(0, 0.03, (30, 52)) + noise) * own
         columns = dict(zip(keys, times.astype(np.int64).T, strict=True))
@@ -375,7 +375,7 @@ def test_a_sure_change_of_a_large_module_is_found_beside_small_noisy_ones() -> N
         assert abs(comparison.common_ratio - 1) < 0.03
 
 
-def test_models_with_hardly_a_module_in_common_are_said_to_be_different(tmp_path: Path) -> None:
+def test_models_with_hardly_a_common_module_are_reported_as_different(tmp_path: Path) -> None:
     base, other = tmp_path / "base.pftrace", tmp_path / "other.pftrace"
     recording(0).save(base)
     recording(1, rename={fqn: fqn.replace("Net", "Model") for fqn in FQNS}).save(other)
@@ -391,15 +391,15 @@ def test_models_with_hardly_a_module_in_common_are_said_to_be_different(tmp_path
     assert not modtrace.diff(recording(0), recording(1)).unrelated
 
 
-def test_where_modules_are_selected_the_step_does_not_count() -> None:
+def test_the_step_does_not_count_if_modules_are_selected() -> None:
     assert COMPARISON.only("*").above(0.005) == [COMPARISON.changes[0]]
     assert COMPARISON.only("Net.x").above(0.005) == []
 
 
-def test_above_1000_percent_it_is_told_how_many_times_as_long() -> None:
+def test_a_change_above_1000_percent_is_shown_as_a_factor() -> None:
     at_most, longer = (
-        COMPARISON.changes[0]._replace(new_ns=1_000_000 + more, difference_ns=more, new_calls=1)
-        for more in (10_000_000, 242_000_000)
+        COMPARISON.changes[0]._replace(new_ns=1_000_000 + added_ns, difference_ns=added_ns, new_calls=1)
+        for added_ns in (10_000_000, 242_000_000)
     )
     step = COMPARISON.step._replace(new_ns=2_430_000_000, difference_ns=2_420_000_000)
     comparison = replace(COMPARISON, changes=[longer, at_most], step=step, common_ratio=0.9512)
@@ -425,8 +425,8 @@ def test_the_command_fails_above_a_budget(tmp_path: Path) -> None:
     assert invoke(base, new, "--fail-above", "0.5").exit_code == 0
     slow = tmp_path / "slow.pftrace"
     recording(2, speed=20.0).save(slow)
-    whole = invoke(base, slow, "--fail-above", "5%")
-    assert (whole.exit_code, "modtrace: the step is 16 times as long, more than 5.0%" in whole.stderr) == (1, True)
+    result = invoke(base, slow, "--fail-above", "5%")
+    assert (result.exit_code, "modtrace: the step is 16 times as long, more than 5.0%" in result.stderr) == (1, True)
     assert invoke(base, slow, "--fail-above", "5%", "--only", "Net.h.*").exit_code == 0
     assert invoke(base, new, "--format", "csv").stdout.splitlines()[1].startswith("Net.h.3,forward,")
     assert invoke(base, new, "--fail-above", "much").exit_code == 2
@@ -436,16 +436,16 @@ def test_the_command_fails_above_a_budget(tmp_path: Path) -> None:
 
 
 def with_gpu(timeline: Timeline, factor: float) -> Timeline:
-    """The same with a stream on which kernels of each layer's forward take 50 µs; of one layer `factor` times that."""
+    """The timeline with a stream: 50 µs of kernels for each layer's forward, `factor` times as long for one layer."""
     columns = timeline.columns
     forward = np.flatnonzero((columns.phase == FORWARD) & (columns.parent >= 0))
-    took = np.where(columns.name[forward] == FQNS.index("Net.h.3"), round(50 * US * factor), 50 * US)
+    kernel_ns = np.where(columns.name[forward] == FQNS.index("Net.h.3"), round(50 * US * factor), 50 * US)
     calls = columns.take(forward)
-    spans = replace(calls, end=calls.start + took, track=np.zeros(len(calls), np.int32))
+    spans = replace(calls, end=calls.start + kernel_ns, track=np.zeros(len(calls), np.int32))
     return Timeline.of(add_gpu_tracks(timeline, [(0, 7)], spans))
 
 
-def test_times_on_a_gpu_are_compared_for_themselves() -> None:
+def test_times_on_a_gpu_are_compared_separately() -> None:
     comparison = modtrace.diff(with_gpu(recording(0), 1.0), with_gpu(recording(1), 1.5))
 
     assert changed(comparison) == [("Net.h.3", "GPU forward", "slower")]
@@ -460,7 +460,7 @@ def test_work_on_a_gpu_changes_nothing_on_the_cpu() -> None:
     )
 
 
-def test_one_step_that_calls_otherwise_does_not_hide_what_all_others_do() -> None:
+def test_one_step_with_other_calls_does_not_hide_a_change_of_the_others() -> None:
     times, once = np.full(30, 100 * US), np.ones(30, np.int64)
     twice = np.append(1, np.full(29, 2))
     before, after = (
@@ -474,7 +474,7 @@ def test_one_step_that_calls_otherwise_does_not_hide_what_all_others_do() -> Non
 
 
 def of_ranks(*ranks: Timeline) -> Timeline:
-    """One file of several ranks, whose marks are those of the first."""
+    """One file of several ranks, with the marks of the first rank."""
     tracks = [track._replace(process=Process(rank, rank)) for rank, one in enumerate(ranks) for track in one.tracks]
     firsts = np.cumsum([0, *(len(one.columns) for one in ranks)]).tolist()
     parts = [
@@ -489,15 +489,15 @@ def of_ranks(*ranks: Timeline) -> Timeline:
     return replace(ranks[0], slices=columns, tracks=tracks)
 
 
-def test_of_a_file_of_several_ranks_a_sample_is_the_mean_of_the_ranks() -> None:
-    one, slow = recording(0), recording(0, speed=2)
-    alone = take_samples(one)
+def test_a_sample_of_several_ranks_is_the_mean_of_the_ranks() -> None:
+    fast, slow = recording(0), recording(0, speed=2)
+    alone = take_samples(fast)
 
     for count in (2, 4):
-        several = take_samples(of_ranks(*[one] * count))
+        several = take_samples(of_ranks(*[fast] * count))
         assert {key: times.tolist() for key, times in several.self_ns.items()} == {
             key: times.tolist() for key, times in alone.self_ns.items()
         }
         assert {int(calls.max()) for calls in several.calls.values()} == {1}
-    mixed = take_samples(of_ranks(one, slow)).self_ns["Net.h.3", "forward"]
+    mixed = take_samples(of_ranks(fast, slow)).self_ns["Net.h.3", "forward"]
     assert np.max(np.abs(mixed - 1.5 * alone.self_ns["Net.h.3", "forward"])) <= 1

@@ -17,7 +17,7 @@ from modtrace.timeline import FORWARD
 from tests.support.compared_runs import invoke, recording
 from tests.support.timelines import Plain
 
-# Numbers of six digits, as they are written.
+# Baselines are written with six digits.
 numbers = st.floats(1, 1e12).map(lambda number: float(f"{number:.6g}"))
 variances = st.floats(0, 1e6).map(lambda number: float(f"{number:.6g}"))
 typicals = st.builds(Typical, numbers, variances)
@@ -57,13 +57,13 @@ def test_a_baseline_is_read_back_as_it_was(tmp_path_factory: pytest.TempPathFact
     assert path.read_text() == text
 
 
-def test_a_baseline_says_what_its_recordings_say(tmp_path: Path) -> None:
+def test_a_baseline_gives_the_results_of_its_recordings(tmp_path: Path) -> None:
     base, new = [recording(seed) for seed in range(4)], [recording(9, {("Net.h.3", FORWARD): 1.5})]
     path = tmp_path / "baseline.json"
     save_baseline(base[1:], path)
 
-    kept, compared = modtrace.diff([base[0], path], new), modtrace.diff(base, new)
-    assert (kept.to_text(), kept.runs) == (compared.to_text(), (4, 1))
+    from_baseline, compared = modtrace.diff([base[0], path], new), modtrace.diff(base, new)
+    assert (from_baseline.to_text(), from_baseline.runs) == (compared.to_text(), (4, 1))
     assert modtrace.diff(new, path).to_text() == modtrace.diff(new, base[1:]).to_text()
 
 
@@ -78,7 +78,7 @@ def test_a_comparison_with_a_baseline_has_no_step_to_show(tmp_path: Path) -> Non
 
 
 def written(tmp_path: Path, **changed: object) -> Path:
-    """A baseline of one recording, with other values."""
+    """A baseline of one recording, with changed values."""
     path = tmp_path / "baseline.json"
     save_baseline(recording(0), path)
     values = json.loads(path.read_text())
@@ -125,7 +125,7 @@ def test_a_baseline_with_wrong_values_is_refused(tmp_path: Path, changed: dict[s
         ('{"format": "modtrace baseline", "version": 1, "recordings": []}', "the baseline has no recording"),
     ],
 )
-def test_what_a_broken_baseline_is_refused_for(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_of_a_broken_baseline_has_the_reason(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
 
@@ -191,7 +191,7 @@ def test_a_folder_or_pattern_without_recordings_is_an_error(tmp_path: Path) -> N
     assert (nothing.exit_code, "no file matches" in nothing.stderr) == (1, True)
 
 
-def test_what_differs_in_the_environment_is_said(tmp_path: Path) -> None:
+def test_differences_of_the_environment_are_reported(tmp_path: Path) -> None:
     def with_torch(seed: int, version: str) -> modtrace.Timeline:
         return replace(recording(seed), metadata={"torch": version, "pid": 7})
 

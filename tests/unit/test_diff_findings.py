@@ -1,6 +1,6 @@
-"""What a comparison opens with: what changed most, whatever it is, and nothing that chance does.
+"""Findings of a comparison: the largest changes of any kind come first, and chance makes none.
 
-Every recording is made of known times, so each figure is a sum.
+Every recording is made of known times, so each expected figure is a sum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def model(
     factor: float = 1.0,
     compiled: tuple[str, ...] = (),
 ) -> RunTimes:
-    """Four layers whose modules take 1 ms forward and 2 ms backward, in steps of 50 ms; with what differs from that."""
+    """Four layers whose modules last 1 ms forward and 2 ms backward, in steps of 50 ms, and the given differences."""
     own = {(fqn, phase): ms * MS * factor for fqn in PLACES for phase, ms in (("forward", 1.0), ("backward", 2.0))}
     own = {key: ns for key, ns in (own | dict(times_ns or {})).items() if ns}
     if compiled:
@@ -62,7 +62,7 @@ def model(
 
 
 def findings(new: RunTimes, base: RunTimes | None = None) -> list[Finding]:
-    """Five equal recordings a side, but for steps of warm-up, which make each its own."""
+    """Compare five recordings per side, equal except for the number of warm-up steps, which makes each distinct."""
     base = base or model()
     before, after = ([run._replace(warm_up=n) for n in range(5)] for run in (base, new))
     return compare_runs(before, after, {}).findings
@@ -89,7 +89,7 @@ def test_new_recompute_comes_before_a_small_change_of_the_optimizer() -> None:
     ]
 
 
-def test_another_class_in_one_place_is_named_with_what_it_costs() -> None:
+def test_another_class_in_one_place_is_reported_with_its_cost() -> None:
     slower = model({("GPT.h.2.act", "forward"): 3 * MS}, classes={"GPT.h.2.act": "A"})
     same = model(classes={"GPT.h.2.act": "A", "GPT.h.3.act": "A"})
 
@@ -104,11 +104,11 @@ def test_another_class_in_one_place_is_named_with_what_it_costs() -> None:
     ]
 
 
-def test_other_numbers_of_calls_are_told_once_of_all_that_is_inside() -> None:
+def test_another_number_of_calls_is_one_finding_with_all_inner_modules() -> None:
     inside = [fqn for fqn in PLACES if fqn.startswith("GPT.h.1")]
     longer = {(fqn, phase): 2 * ms * MS for fqn in inside for phase, ms in (("forward", 1), ("backward", 2))}
 
-    # Three modules take 3 ms more each.
+    # Three modules last 3 ms longer each.
     assert findings(model(longer, calls=dict.fromkeys(inside, 2))) == [
         Finding(
             "ran 2 times a step instead of 1", "GPT.h.1", None, 9 * MS, 0.18,
@@ -117,7 +117,7 @@ def test_other_numbers_of_calls_are_told_once_of_all_that_is_inside() -> None:
     ]  # fmt: skip
 
 
-def test_other_flops_of_one_module_are_told_in_figures() -> None:
+def test_other_flops_of_one_module_are_reported_in_figures() -> None:
     name = "FLOPs of a call of GPT.h.1.attn"
     base = {name: "1,000", "FLOPs of a call of GPT.h.0.attn": "1,000", "FLOPs of a call of GPT.h.2.attn": "1,000"}
     new = base | {name: "4,000"}
@@ -132,7 +132,7 @@ def test_other_flops_of_one_module_are_told_in_figures() -> None:
 
 
 @pytest.mark.parametrize("region", ["GPT", "GPT.h.1"])
-def test_a_model_that_is_compiled_is_no_other_model(region: str, tmp_path: Path) -> None:
+def test_a_compiled_model_is_the_same_model(region: str, tmp_path: Path) -> None:
     new = model({(region, "forward"): 4 * MS}, compiled=(region,))
     comparison = compare_runs([model()] * 5, [new], {})
     inside = 12 if region == "GPT" else 2
@@ -141,13 +141,13 @@ def test_a_model_that_is_compiled_is_no_other_model(region: str, tmp_path: Path)
     assert not comparison.unrelated
     assert f"; {words}; " in comparison.sentence
     assert "removed" not in comparison.sentence
-    # The step takes as long as before.
+    # The step is as long as before.
     assert comparison.findings == [
         Finding(words, region, None, 0, 0.0, f"{3 * (inside + 1)}.000 ms before, 6.000 ms after", next_of(region))
     ]
     back = compare_runs([new], [model()], {})
     assert back.findings[0].what == f"not compiled: the {inside} modules inside of {region} have spans of their own"
-    # They are compared as one with the region, so none of them is removed.
+    # The modules are compared as one with the region, so none of them is removed.
     assert {row.verdict for row in comparison.changes if row.fqn.startswith(f"{region}.")} == set()
     assert len(comparison.inside) == inside
     assert comparison.regions == [
@@ -161,9 +161,7 @@ def test_a_model_that_is_compiled_is_no_other_model(region: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("is_merged", [True, False])
-def test_modules_that_a_compiled_function_calls_are_compared_with_those_of_eager(
-    is_merged: bool, tmp_path: Path
-) -> None:
+def test_modules_inside_a_compiled_function_are_compared_with_eager(is_merged: bool, tmp_path: Path) -> None:
     function: dict[str, Any] = {"compiled": ("loss",), "in_functions": {"GPT": "loss.m"}}
     new = renamed_run(model(), {"GPT": "loss.m"})._replace(**function)
     if not is_merged:
@@ -181,7 +179,7 @@ def test_modules_that_a_compiled_function_calls_are_compared_with_those_of_eager
             assert [(row.modules, row.difference_ns) for row in comparison.regions] == [(13, 0), (13, 0)]
         else:
             assert comparison.inside == sorted(f"loss.m{fqn[3:]}" for fqn in PLACES)
-            # What took 3 ms in each of 13 modules now takes 1.
+            # The forward of 13 modules was 13 ms and is 1 ms; their backward was 26 ms and is 0.
             assert [(row.fqn, row.phase, row.modules, row.difference_ns) for row in comparison.regions] == [
                 ("loss", "forward", 0, -12 * MS * sign),
                 ("loss", "backward", 0, -26 * MS * sign),
@@ -189,7 +187,7 @@ def test_modules_that_a_compiled_function_calls_are_compared_with_those_of_eager
             assert comparison.findings[0].where == "loss"
 
 
-def test_what_runs_again_inside_of_a_region_is_backward_if_it_has_no_recompute() -> None:
+def test_recomputation_in_a_region_without_recompute_is_backward() -> None:
     again = {(f"GPT.h.1{name}", "recompute"): 1.0 * MS for name in ("", ".attn", ".act")}
     new = model({("GPT.h.1", "backward"): 8 * MS}, compiled=("GPT.h.1",))
     comparison = compare_runs([model(again)], [new], {})
@@ -200,7 +198,7 @@ def test_what_runs_again_inside_of_a_region_is_backward_if_it_has_no_recompute()
     ]
 
 
-def test_modules_that_a_merge_knows_inside_of_a_region_are_compared_one_by_one() -> None:
+def test_modules_of_a_region_known_from_a_merge_are_compared_one_by_one() -> None:
     inner = {("GPT.h.1.attn", "forward"): 4 * MS, ("GPT.h.1.act", "forward"): 0.5 * MS}
     new = model(inner)._replace(compiled=("GPT.h.1",))
     comparison = compare_runs([model()] * 2, [new], {})
@@ -208,7 +206,7 @@ def test_modules_that_a_merge_knows_inside_of_a_region_are_compared_one_by_one()
     rows = {row.fqn: row for row in comparison.changes if row.phase == "forward"}
     assert [(rows[fqn].verdict, rows[fqn].new_ns) for fqn, _ in inner] == [("slower", 4 * MS), ("faster", 0.5 * MS)]
     assert comparison.inside == []
-    assert [found.what for found in comparison.findings] == ["compiled: GPT.h.1, by module"]
+    assert [finding.what for finding in comparison.findings] == ["compiled: GPT.h.1, by module"]
     assert comparison.regions == [
         RegionChange("GPT.h.1", "forward", 2, 3 * MS, 5_500_000, 2_500_000),
         RegionChange("GPT.h.1", "backward", 2, 6 * MS, 6 * MS, 0),
@@ -216,7 +214,7 @@ def test_modules_that_a_merge_knows_inside_of_a_region_are_compared_one_by_one()
 
 
 @pytest.mark.parametrize("region", ["GPT", "GPT.h.1"])
-def test_a_model_that_was_compiled_before_the_recording_is_no_other_model(region: str) -> None:
+def test_a_model_compiled_before_the_recording_is_the_same_model(region: str) -> None:
     new = model({(region, "forward"): 4 * MS}, compiled=(region,))._replace(compiled=())
     comparison, back = compare_runs([model()] * 5, [new], {}), compare_runs([new], [model()], {})
     inside = 12 if region == "GPT" else 2
@@ -229,15 +227,15 @@ def test_a_model_that_was_compiled_before_the_recording_is_no_other_model(region
             region, None, 0, 0.0, f"{3 * (inside + 1)}.000 ms before, 6.000 ms after", next_of(region),
         )
     ]  # fmt: skip
-    assert [found.what for found in back.findings] == [
+    assert [finding.what for finding in back.findings] == [
         f"the {inside} modules inside of {region} have spans now: not compiled any more, or not called before"
     ]
 
 
-def test_what_all_modules_take_more_is_told_even_if_the_work_is_not_known() -> None:
+def test_a_common_slowdown_is_reported_even_if_the_work_is_unknown() -> None:
     slower, much_slower = (model(factor=factor)._replace(step=Typical(75 * MS, 0.05)) for factor in (1.4, 1.6))
 
-    assert [found.what for found in compare_runs([model()], [slower], {}).findings] == []
+    assert [finding.what for finding in compare_runs([model()], [slower], {}).findings] == []
     assert compare_runs([model()], [much_slower], {}).findings == [
         Finding(
             "modules in general take 1.60 times as long", None, None, 25 * MS, 0.5,
@@ -264,10 +262,10 @@ def test_on_the_command_line_the_next_command_names_both_files(tmp_path: Path) -
         assert (again.exit_code, again.stdout.count(found["where"]) > 1) == (0, True), again.output
 
 
-def test_modules_that_are_gone_from_a_model_that_is_not_compiled_are_gone() -> None:
+def test_modules_missing_in_a_model_that_is_not_compiled_are_gone() -> None:
     gone = dict.fromkeys(((fqn, phase) for fqn in PLACES[4:7] for phase in ("forward", "backward")), 0.0)
 
-    assert [(found.what, found.where, found.ns_per_step) for found in findings(model(gone))] == [
+    assert [(finding.what, finding.where, finding.ns_per_step) for finding in findings(model(gone))] == [
         ("is gone", "GPT.h.1", -9 * MS)
     ]
 
@@ -284,13 +282,13 @@ def test_a_larger_batch_is_one_finding() -> None:
     ]  # fmt: skip
 
 
-def test_nothing_is_found_where_nothing_changed_beyond_the_noise() -> None:
+def test_nothing_is_found_within_the_noise() -> None:
     barely = {("GPT.h.1.attn", "forward"): 1.019 * MS}
     assert [findings(new) for new in (model(), model(barely))] == [[], []]
-    # A collection that one recording has in two steps.
+    # A garbage collection in two steps of one recording.
     assert compare_runs([model()], [model(parts={"gc": times(40 * MS, steps=2)})], {}).findings == []
     comparison = compare_runs([model()], [model(barely)], {})
-    # With one recording a side steps may differ by exp(4.07 · 0.1 · √2).
+    # With one recording per side, steps may differ by exp(4.07 · 0.1 · √2).
     closing = (
         "nothing changed beyond the noise; the step: +0.0%, from -43.7% to +77.7%: to tell more, record more a side, "
         "in turns (now 1 and 1); looked at: times, calls and classes of 13 modules, 2 parts of the step, "
@@ -308,7 +306,7 @@ def test_nothing_is_found_where_nothing_changed_beyond_the_noise() -> None:
     )
 
 
-def test_what_cannot_be_told_is_said_first_and_fails_no_budget_in_silence(tmp_path: Path) -> None:
+def test_unclear_changes_are_reported_first_and_fail_no_budget_silently(tmp_path: Path) -> None:
     base = [model({("GPT.h.2", "forward"): 3 * MS})._replace(warm_up=n) for n in range(3)]
     slow = {1.1: 3.3 * MS, 1.7: 7 * MS, 2.6: 9 * MS}
     new = [
@@ -328,8 +326,8 @@ def test_what_cannot_be_told_is_said_first_and_fails_no_budget_in_silence(tmp_pa
         write_baseline(runs, path)
     command = ["diff", *map(str, paths), "--fail-above"]
     likely, hardly = (CliRunner().invoke(group, [*command, limit]) for limit in ("5%", "40%"))
-    told = "modtrace: the step is likely slower by more than 5.0% (+69.4%, but maybe -46.9%): record more a side\n"
-    assert (likely.exit_code, likely.stderr, hardly.exit_code, hardly.stderr) == (3, told, 0, "")
+    message = "modtrace: the step is likely slower by more than 5.0% (+69.4%, but maybe -46.9%): record more a side\n"
+    assert (likely.exit_code, likely.stderr, hardly.exit_code, hardly.stderr) == (3, message, 0, "")
     alone = CliRunner().invoke(group, [*command, "5%", "--only", "GPT.h.0"])
     assert (alone.exit_code, alone.stdout.split(";")[0]) == (0, "nothing changed beyond the noise")
 
@@ -340,12 +338,12 @@ def test_what_cannot_be_told_is_said_first_and_fails_no_budget_in_silence(tmp_pa
     st.sampled_from([{}, {"optimizer": 5}, {"optimizer": 9}, {"optimizer": 5, "saving": 2}]),
     st.sampled_from([{}, dict.fromkeys(PLACES, 2)]),
 )
-def test_an_interval_holds_its_estimate(
+def test_an_interval_contains_its_estimate(
     noise: list[float], machine: float, parts: dict[str, int], calls: dict[str, int]
 ) -> None:
     runs = [
-        model({("GPT.h.2", "forward"): 3 * MS * 2**each}, factor=2.0 ** (each / 9))._replace(warm_up=n)
-        for n, each in enumerate(noise)
+        model({("GPT.h.2", "forward"): 3 * MS * 2**factor}, factor=2.0 ** (factor / 9))._replace(warm_up=n)
+        for n, factor in enumerate(noise)
     ]
     new = model(factor=2.0**machine, parts={name: times(ms * MS) for name, ms in parts.items()}, calls=calls)
     comparison = compare_runs(runs[1:], [new, *runs[:1]], {})
@@ -355,8 +353,8 @@ def test_an_interval_holds_its_estimate(
             assert row.low_ns <= row.difference_ns <= row.high_ns, row
 
 
-def test_an_end_that_noise_moves_beyond_all_times_is_not_known() -> None:
-    """One recording a side, and modules take from a sixteenth to 16 times as long: no time is far from that noise."""
+def test_an_end_of_an_interval_beyond_all_times_is_unknown() -> None:
+    """One recording per side, modules last from 1/16 to 16 times as long: no change is outside that noise."""
     new = {
         (fqn, phase): ms * MS * 2.0 ** (number % 9 - 4)
         for number, fqn in enumerate(PLACES)
@@ -372,43 +370,43 @@ def test_an_end_that_noise_moves_beyond_all_times_is_not_known() -> None:
     ]
 
 
-def test_what_may_have_changed_too_is_told_behind_the_findings() -> None:
+def test_possible_further_changes_follow_the_findings() -> None:
     slower = {("GPT.h.1.attn", "forward"): 4 * MS}
     new = [
         model(slower | {("GPT.h.2", "forward"): ns * MS})._replace(warm_up=n) for n, ns in enumerate((0.9, 1.5, 2.5))
     ]
     comparison = compare_runs([model()._replace(warm_up=n) for n in range(3)], new, {})
 
-    assert [found.where for found in comparison.findings] == ["GPT.h.1.attn"]
+    assert [finding.where for finding in comparison.findings] == ["GPT.h.1.attn"]
     assert comparison.findings_lines[-1] == (
         "cannot tell whether GPT.h.2 forward (+50.0%) changed too: record more a side, in turns (now 3 and 3)"
     )
 
 
-def test_a_part_that_comes_in_enough_steps_to_be_no_chance_is_new() -> None:
+def test_a_part_in_too_many_steps_for_chance_is_new() -> None:
     comparison = compare_runs([model()], [model(parts={"saving": times(10 * MS, steps=15)})], {})
 
-    # 10 ms in each second step.
-    assert [(found.what, found.part, found.ns_per_step) for found in comparison.findings] == [
+    # 10 ms in every second step.
+    assert [(finding.what, finding.part, finding.ns_per_step) for finding in comparison.findings] == [
         ("saving is new", "saving", 5 * MS)
     ]
     assert [(part.fqn, part.new_calls) for part in comparison.parts if part.verdict == "added"] == [("saving", 0.5)]
 
 
 @pytest.mark.parametrize(("period", "steps", "is_gone"), [(10, 30, True), (11, 30, False), (0, 30, False)])
-def test_what_comes_with_a_period_is_gone_if_three_periods_have_none(period: int, steps: int, is_gone: bool) -> None:
+def test_a_periodic_part_is_gone_if_three_periods_lack_it(period: int, steps: int, is_gone: bool) -> None:
     evaluation = times(16 * MS, steps=3)._replace(period=period)
     base = model(parts={"evaluation": evaluation})
     comparison = compare_runs([base], [model()._replace(steps=steps)], {})
 
-    # 16 ms in each tenth step.
-    assert [(found.what, found.ns_per_step) for found in comparison.findings] == (
+    # 16 ms in every tenth step.
+    assert [(finding.what, finding.ns_per_step) for finding in comparison.findings] == (
         [("evaluation is gone", -1_600_000)] if is_gone else []
     )
 
 
 @pytest.mark.parametrize(("periods", "is_more"), [((10, 5), True), ((0, 5), False), ((10, 0), False)])
-def test_another_period_is_told_and_the_same_part_is_not_unsure(periods: tuple[int, int], is_more: bool) -> None:
+def test_a_part_with_another_period_is_reported_once(periods: tuple[int, int], is_more: bool) -> None:
     base, new = (
         model(parts={"evaluation": times(16 * MS, steps=3 * often)._replace(period=period)})
         for often, period in zip((1, 2), periods, strict=True)
@@ -416,7 +414,7 @@ def test_another_period_is_told_and_the_same_part_is_not_unsure(periods: tuple[i
     comparison = compare_runs([base], [new], {})
 
     # 16 ms in 3 of 30 steps, then in 6.
-    assert [(found.what, found.ns_per_step) for found in comparison.findings] == (
+    assert [(finding.what, finding.ns_per_step) for finding in comparison.findings] == (
         [("evaluation is in more steps", 1_600_000)] if is_more else []
     )
     assert "evaluation (" not in comparison.findings_lines[-1]
@@ -425,21 +423,21 @@ def test_another_period_is_told_and_the_same_part_is_not_unsure(periods: tuple[i
 @pytest.mark.parametrize(
     ("new", "where"),
     [
-        (((10, "a.py:3"), (8, "a.py:9")), "8 ms of it between a.py:9; "),  # the other place is as before
-        (((10, "a.py:4"), (8, "a.py:9")), "8 ms of it between a.py:9; "),  # a line was added before the other place
-        (((10, "a.py:3"), (3, "a.py:9"), (3, "a.py:12")), ""),  # no place has half of it
+        (((10, "a.py:3"), (8, "a.py:9")), "8 ms of it between a.py:9; "),  # a.py:3 is unchanged
+        (((10, "a.py:4"), (8, "a.py:9")), "8 ms of it between a.py:9; "),  # a.py:3 moved by one line
+        (((10, "a.py:3"), (3, "a.py:9"), (3, "a.py:12")), ""),  # no line has half of the difference
         (((2, "a.py:9"),), ""),
     ],
 )
-def test_lines_with_most_of_what_other_takes_more_are_named(new: Any, where: str) -> None:
+def test_lines_with_most_of_the_increase_of_other_are_named(new: Any, where: str) -> None:
     before, after = (
         model(parts={"other": times(ns * MS)})._replace(
-            lines=(("loss", "between b.py:1", 8 * MS), *(("other", f"between {at}", ms * MS) for ms, at in lines)),
+            lines=(("loss", "between b.py:1", 8 * MS), *(("other", f"between {line}", ms * MS) for ms, line in lines)),
         )
         for ns, lines in ((10, ((10, "a.py:3"),)), (16.8, new))
     )
 
-    assert [(found.what, found.evidence) for found in findings(after, before)] == [
+    assert [(finding.what, finding.evidence) for finding in findings(after, before)] == [
         ("other is slower", f"{where}10.000 ms before, 16.800 ms after")
     ]
     (finding,) = findings(before, after)
@@ -457,7 +455,7 @@ def test_siblings_that_changed_alike_are_one_finding() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_noted_of_a_program_is_told_with_the_part_that_it_changes() -> None:
+def test_changed_facts_of_a_program_are_reported_with_the_changed_part() -> None:
     facts = {"optimizer": "AdamW (foreach)", "parameters": "100 values", "hooks of gradients": "0"}
     base = model(exact=facts)
     new = model(
@@ -465,40 +463,40 @@ def test_what_is_noted_of_a_program_is_told_with_the_part_that_it_changes() -> N
         parts={"optimizer": times(2 * MS)},
     )
 
-    told = [(found.what, found.part, found.ns_per_step, found.evidence) for found in findings(new, base)]
-    assert told == [
+    rows = [(finding.what, finding.part, finding.ns_per_step, finding.evidence) for finding in findings(new, base)]
+    assert rows == [
         ("optimizer: SGD (foreach), was AdamW (foreach)", "optimizer", -3 * MS, "5.000 ms before, 2.000 ms after"),
         ("hooks of gradients: 7, was 0", None, 0, ""),
         ("parameters: 200 values, was 100 values", None, 0, ""),
     ]
-    # A step that is slower is so by them, and modules that are new have parameters of their own.
+    # A slower step is explained by the parameters, but new modules have parameters of their own.
     slower = new._replace(step=Typical(60 * MS, 1e-8))
-    assert [(found.what, found.ns_per_step) for found in findings(slower, base)][:1] == [
+    assert [(finding.what, finding.ns_per_step) for finding in findings(slower, base)][:1] == [
         ("parameters: 200 values, was 100 values", 10 * MS)
     ]
     block = {("GPT.h.4", "forward"): times(MS)}
-    more = new._replace(modules={**new.modules, **block}, classes={**new.classes, "GPT.h.4": "Block"})
-    assert not [found for found in findings(more, base) if found.what.startswith("parameters")]
-    # What the step takes more is told once, whatever differs.
+    larger = new._replace(modules={**new.modules, **block}, classes={**new.classes, "GPT.h.4": "Block"})
+    assert not [finding for finding in findings(larger, base) if finding.what.startswith("parameters")]
+    # Only one finding has the step's difference, however many facts differ.
     both = slower._replace(environment={**slower.environment, "anomaly detection": "on"})
     off = base._replace(environment={**base.environment, "anomaly detection": "off"})
-    assert [found.ns_per_step for found in findings(both, off) if found.ns_per_step > 0] == [10 * MS]
-    # What a side does not know is no difference, nor what one of its recordings does not.
-    some = [base, base._replace(environment={}, warm_up=1)]
-    assert compare_runs(some, [base._replace(warm_up=2)], {}).environment == {}
-    assert [found.what for found in findings(new, model())] == ["optimizer is faster"]
+    assert [finding.ns_per_step for finding in findings(both, off) if finding.ns_per_step > 0] == [10 * MS]
+    # A fact that a side, or one of its recordings, does not have is not compared.
+    bases = [base, base._replace(environment={}, warm_up=1)]
+    assert compare_runs(bases, [base._replace(warm_up=2)], {}).environment == {}
+    assert [finding.what for finding in findings(new, model())] == ["optimizer is faster"]
 
 
-@pytest.mark.parametrize(("other", "cause"), [("SGD (one by one)", "unknown"), ("AdamW (one by one)", "either")])
-def test_another_optimizer_tells_nothing_of_the_machine(other: str, cause: str) -> None:
-    """All modules take half as long again, and the optimizer half of what it took."""
+@pytest.mark.parametrize(("optimizer", "cause"), [("SGD (one by one)", "unknown"), ("AdamW (one by one)", "either")])
+def test_another_optimizer_does_not_show_the_machines_speed(optimizer: str, cause: str) -> None:
+    """All modules last 1.5 times as long, the optimizer half as long."""
     base = model(exact={"optimizer": "AdamW (one by one)"})
-    new = model(exact={"optimizer": other}, factor=1.5, parts={"optimizer": times(2.5 * MS)})
+    new = model(exact={"optimizer": optimizer}, factor=1.5, parts={"optimizer": times(2.5 * MS)})
 
     assert compare_runs([base], [new], {}).common_cause == cause
 
 
-def test_inputs_that_differ_say_that_the_work_did() -> None:
+def test_different_inputs_show_that_the_work_changed() -> None:
     base = model(exact={"inputs of GPT": "int64[8, 32]"})
     new = model(exact={"inputs of GPT": "int64[16, 32]"}, factor=2.0)
 
@@ -507,22 +505,22 @@ def test_inputs_that_differ_say_that_the_work_did() -> None:
         "the work changed",
         "inputs of GPT: int64[8, 32] before, int64[16, 32] after; 50.000 ms before, 100.000 ms after",
     )
-    # Of equal inputs it is not known, and those of a module whose time is the same are told.
+    # Equal inputs do not explain a change; different inputs are reported even if no module's time changed.
     assert findings(model(exact=dict(base.environment), factor=2.0), base)[0].what != "the work changed"
-    assert [(found.what, found.where) for found in findings(new._replace(modules=base.modules), base)][:1] == [
+    assert [(finding.what, finding.where) for finding in findings(new._replace(modules=base.modules), base)][:1] == [
         ("the work changed", None)
     ]
 
 
-def test_modules_that_are_looked_at_alone_have_their_findings() -> None:
+def test_selected_modules_have_their_findings() -> None:
     new = model({("GPT.h.1.attn", "forward"): 4 * MS}, classes={"GPT.h.2.act": "A"}, parts={"optimizer": times(9 * MS)})
     comparison: modtrace.Diff = compare_runs([model()] * 2, [new], {})
 
-    assert [found.where for found in comparison.findings] == [None, "GPT.h.1.attn", "GPT.h.2.act"]
-    assert [found.where for found in comparison.only("*.attn").findings] == ["GPT.h.1.attn"]
+    assert [finding.where for finding in comparison.findings] == [None, "GPT.h.1.attn", "GPT.h.2.act"]
+    assert [finding.where for finding in comparison.only("*.attn").findings] == ["GPT.h.1.attn"]
     text = comparison.to_text()
     assert text.startswith("1. optimizer is slower: +4.000 ms a step, +8.0%\n")
     assert comparison.to_markdown().startswith("1. optimizer is slower: +4.000 ms a step, +8.0%\n")
-    assert [found["where"] for found in json.loads(comparison.to_json())["findings"]] == [
+    assert [finding["where"] for finding in json.loads(comparison.to_json())["findings"]] == [
         None, "GPT.h.1.attn", "GPT.h.2.act",
     ]  # fmt: skip

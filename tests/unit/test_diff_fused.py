@@ -1,4 +1,4 @@
-"""The time of kernels that are fused of several modules goes to these where recordings are compared."""
+"""Comparisons divide the time of a kernel that is fused from several modules among these modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METADATA = fit_metadata(
     {
         "compiled": {
             "Net._orig_mod": [
-                # Of two kernels of one name, in the whole profile: 25 ns of up, 75 of act.
+                # Sum of two kernels of one name in the whole profile: 25 ns for up, 75 for act.
                 {"work": WORK, "fused_times": [["up + mlp.act", 0, [["up", 20], ["mlp.act", 60]]]]},
                 {"work": WORK, "fused_times": [["up + mlp.act", 0, [["up", 5], ["mlp.act", 15]]]]},
                 {"work": WORK, "fused_times": [["itself + up", 1, [["", 1], ["up", 1]]]]},
@@ -34,21 +34,21 @@ def test_fused_time_is_divided_as_it_was_in_the_whole_profile(phase: str) -> Non
         ("Net.up + mlp.act", phase): [40, 80],
         ("Net.itself + up", "backward"): [10, 0],
     }
-    self_ns = {key: np.array(of_steps, np.int64) for key, of_steps in times.items()}
-    calls = {key: np.minimum(of_steps, 1) for key, of_steps in self_ns.items()}
+    self_ns = {key: np.array(step_ns, np.int64) for key, step_ns in times.items()}
+    calls = {key: np.minimum(step_ns, 1) for key, step_ns in self_ns.items()}
     calls["Net.up", phase] = np.array([1, 0])
     classes = {"Net": "Net", "Net.up": "Linear", "Net.up + mlp.act": "fused", "Net.itself + up": "fused"}
 
     divide_fused(self_ns, calls, classes, METADATA, plain_fqn)
 
-    assert {key: of_steps.tolist() for key, of_steps in self_ns.items()} == {
+    assert {key: step_ns.tolist() for key, step_ns in self_ns.items()} == {
         ("Net", "forward"): [7, 7],
         ("Net.up", phase): [110, 120],
         ("Net.mlp.act", phase): [30, 60],
         ("Net", "backward"): [5, 0],
         ("Net.up", "backward"): [5, 0],
     }
-    assert {key: of_steps.tolist() for key, of_steps in calls.items()} == {
+    assert {key: step_ns.tolist() for key, step_ns in calls.items()} == {
         ("Net", "forward"): [1, 1],
         ("Net.up", phase): [1, 1],
         ("Net.mlp.act", phase): [1, 1],
@@ -58,7 +58,7 @@ def test_fused_time_is_divided_as_it_was_in_the_whole_profile(phase: str) -> Non
     assert classes == {"Net": "Net", "Net.up": "Linear", "Net.mlp.act": "GELU"}
 
 
-def test_of_classes_too() -> None:
+def test_fused_time_is_divided_among_classes_too() -> None:
     self_ns = {("Linear", "forward"): np.array([100]), ("fused", "forward"): np.array([40])}
     calls = {key: np.array([1]) for key in self_ns}
     classes = {"Linear": "Linear", "fused": "fused"}

@@ -1,4 +1,4 @@
-"""A comparison's files: the two typical steps, how they lie on one time axis, and what is said of each span."""
+"""A comparison's files: the two typical steps, on one time axis, and the change shown for each span."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def shown(comparison: modtrace.Diff) -> tuple[TypicalStep, TypicalStep]:
 
 
 def steps_of(*durations: int, start: int = BASE) -> Timeline:
-    """Steps of these µs: a forward from 10 µs after their start to 5 µs before their end, and one inside of it."""
+    """Steps of the given µs: a forward from 10 µs after the start to 5 µs before the end, with another inside it."""
     edges = start + US * np.concatenate([[0], np.cumsum(durations)])
-    # A recording begins with its first span.
+    # A recording starts with its first span.
     edges[0] += 10 * US
     rows = []
     for step, (begin, end) in enumerate(itertools.pairwise(edges)):
@@ -55,25 +55,25 @@ def steps_of(*durations: int, start: int = BASE) -> Timeline:
     ("durations", "typical"),
     [
         ((100, 200, 300), 1),
-        ((900, 400, 100, 107, 102, 103, 101, 110), 4),  # the first two are warm-up; the others' median is 102.5
-        ((100, 100, 100), 1),  # of the first, 10 µs are unknown
+        ((900, 400, 100, 107, 102, 103, 101, 110), 4),  # two steps of warm-up; the median of the others is 102.5
+        ((100, 100, 100), 1),  # the first step's first 10 µs are not recorded
         ((50,), 0),
     ],
 )
-def test_typical_step_is_nearest_the_median_behind_the_warm_up(durations: tuple[int, ...], typical: int) -> None:
+def test_typical_step_is_nearest_the_median_after_the_warm_up(durations: tuple[int, ...], typical: int) -> None:
     step = steps_of(*durations).typical_step()
     assert step.columns.step.tolist() == [typical, typical]
     assert [mark.text for mark in step.marks] == [f"step {typical}"]
 
 
-def test_typical_step_without_a_whole_one_is_an_error() -> None:
+def test_typical_step_without_a_whole_step_is_an_error() -> None:
     whole = steps_of(100)
     cut = replace(whole.slices, complete=np.zeros(len(whole.slices), np.bool_))
     with pytest.raises(modtrace.ModtraceError, match=r"call recording\.step\(\) after each step"):
         replace(whole, slices=cut, marks=[]).typical_step()
 
 
-def test_sides_lie_above_each_other_and_begin_together() -> None:
+def test_sides_are_on_two_tracks_and_start_together() -> None:
     comparison = modtrace.diff(steps_of(100, 100, 100), steps_of(130, 130, 130, start=BASE + 10**12))
     joined = side_by_side(shown(comparison))
 
@@ -84,7 +84,7 @@ def test_sides_lie_above_each_other_and_begin_together() -> None:
     origin = BASE + 100 * US
     columns = joined.columns
     rows = zip(columns.start - origin, columns.end - origin, columns.track, columns.parent, columns.depth, strict=True)
-    # Step 1 is typical on both sides, of 100 µs and of 130; each has its first span 10 µs after its start.
+    # Step 1 is typical on both sides: 100 µs and 130 µs, with the first span 10 µs after the start.
     assert [tuple(int(value) for value in row) for row in rows] == [
         (10_000, 95_000, 0, -1, 0),
         (10_000, 125_000, 1, -1, 0),
@@ -103,7 +103,7 @@ def test_sides_lie_above_each_other_and_begin_together() -> None:
     ]
 
 
-def test_ranks_of_both_sides_lie_in_pairs() -> None:
+def test_ranks_of_both_sides_are_paired() -> None:
     def two_ranks(timeline: Timeline) -> Timeline:
         columns = timeline.columns
         other = replace(columns, track=np.ones_like(columns.track))
@@ -157,7 +157,7 @@ def test_each_span_has_the_change_of_its_module_and_phase() -> None:
     assert [difference.changes[i].verdict for i in of_span].count("slower") == 2, "on both sides"
 
 
-def test_save_writes_what_the_suffix_says(tmp_path: Path) -> None:
+def test_save_writes_the_format_of_the_suffix(tmp_path: Path) -> None:
     comparison = modtrace.diff(recording(0), recording(1, {("Net.h.3", FORWARD): 1.5}))
     for suffix, form in (
         (".csv", comparison.to_csv()),

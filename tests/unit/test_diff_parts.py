@@ -1,4 +1,4 @@
-"""Comparing the parts of a step: what became slower outside of modules has a verdict as they have."""
+"""Comparing the parts of a step: time outside modules gets a verdict, as modules do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 20
 
 
 def recording(seed: int, factors: Mapping[str, float] | None = None, *, speed: float = 1.0) -> Timeline:
-    """Twenty steps of 76 ms with 3 % of noise in each part, and in each fourth one a save of 8 ms."""
+    """Twenty steps of 76 ms with 3 % of noise in each part, and a save of 8 ms in every fourth step."""
     random = np.random.default_rng(seed)
     steps = []
     for number in range(STEPS):
@@ -46,7 +46,7 @@ def changed(comparison: modtrace.Diff) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_samples_of_parts_are_those_of_the_summary() -> None:
+def test_samples_of_parts_equal_those_of_the_summary() -> None:
     timeline = part_timeline(
         [{"data loading": 3, "forward": 80, "evaluation": 7}, {"forward": 96}, {"forward": 88}] * 4
     )
@@ -58,7 +58,7 @@ def test_samples_of_parts_are_those_of_the_summary() -> None:
         "forward": [80, 96, 88] * 4,
         "evaluation": [7, 0, 0] * 4,
     }
-    assert samples.duration_ns.tolist() == [83, 96, 88] * 4  # an evaluation is no time of training
+    assert samples.duration_ns.tolist() == [83, 96, 88] * 4  # evaluation is not training time
     assert (measure_run(timeline).parts["data loading"].steps, measure_run(timeline).parts["forward"].steps) == (4, 12)
 
 
@@ -82,16 +82,16 @@ def test_a_part_that_became_slower_is_the_only_one_found() -> None:
     assert comparison.only("*.h.3").parts == ()
     assert comparison.only("*.h.3").sentence.count("data loading") == 0
     texts = (comparison.to_text(), comparison.to_markdown(), comparison._repr_html_(), comparison.to_csv())
-    # In the findings, the sentence and the table; HTML has the first two in one line, and a CSV is a table.
+    # In the findings, the sentence and the table; HTML has the first two in one line, CSV has the table only.
     assert [sum("data loading" in line for line in text.splitlines()) for text in texts] == [3, 3, 2, 1]
 
 
-def test_a_part_that_is_in_few_steps_is_compared_over_these() -> None:
+def test_a_part_in_few_steps_is_compared_over_these_steps() -> None:
     comparison = modtrace.diff(side(0), side(5, {"saving": 1.5}))
 
     assert changed(comparison) == [("saving", "part", "slower")]
     assert comparison.parts[0].base_ns == pytest.approx(8 * MS, rel=0.05)
-    (finding,) = comparison.findings  # 4 ms more in each fourth step
+    (finding,) = comparison.findings  # 4 ms more in every fourth step
     assert finding.ns_per_step == pytest.approx(MS, rel=0.2)
     assert finding.share == pytest.approx(1 / 78, rel=0.2)
     assert finding.evidence.startswith("in 25% of the steps; ")
@@ -105,8 +105,8 @@ def test_a_part_that_is_new_comes_first() -> None:
     assert comparison.parts[0].fqn == "log"
 
 
-def test_what_gets_a_name_of_its_own_makes_nothing_else_faster() -> None:
-    """The program names the 0.8 ms that were `other` before."""
+def test_naming_a_part_of_other_time_makes_nothing_faster() -> None:
+    """The new program has a range around 0.8 ms that were part of `other` before."""
     named = [part_timeline([{"forward": 20 * MS, "other": MS // 5, "augment": 4 * MS // 5}] * STEPS) for _ in range(5)]
     plain = [part_timeline([{"forward": 20 * MS, "other": MS}] * STEPS) for _ in range(5)]
 
@@ -115,7 +115,7 @@ def test_what_gets_a_name_of_its_own_makes_nothing_else_faster() -> None:
 
 @pytest.mark.parametrize(("augment_ms", "other"), [(0, True), (8, True), (9, False)])
 def test_other_changes_if_no_part_with_a_name_explains_it(augment_ms: int, other: bool) -> None:
-    """Of 10 ms of `other` 1 ms stays, and a part of so many has a name of its own."""
+    """`other` shrinks from 10 ms to 1 ms; a named part of `augment_ms` may be new."""
     long = [part_timeline([{"forward": 20 * MS, "other": 10 * MS}] * STEPS) for _ in range(5)]
     named = {"augment": augment_ms * MS} if augment_ms else {}
     short = [part_timeline([{"forward": 20 * MS, "other": MS, **named}] * STEPS) for _ in range(5)]
@@ -130,7 +130,7 @@ def test_a_machine_that_is_slower_changes_no_part() -> None:
     assert changed(modtrace.diff(side(0), side(5, speed=1.3))) == []
 
 
-def test_of_two_recordings_of_one_program_hardly_any_part_differs() -> None:
+def test_parts_of_two_recordings_of_one_program_hardly_ever_differ() -> None:
     sides = [recording(seed) for seed in range(40)]
     wrong = [pair for pair in zip(sides[::2], sides[1::2], strict=True) if changed(modtrace.diff(*pair))]
 

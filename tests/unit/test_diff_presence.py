@@ -1,4 +1,4 @@
-"""Comparing what not every step, or not every recording, has; and recordings that are given twice."""
+"""Comparing modules that some steps or some recordings lack, and recordings that are given twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.compared_runs import FQNS, changed, invoke, recording
 
 
 def keeping(timeline: Timeline, keep: Callable[[str, int], bool]) -> Timeline:
-    """The spans whose module and step are to be kept."""
+    """A timeline of the spans for whose module and step `keep` returns true."""
     columns = timeline.columns
     names = [timeline.names[name].fqn for name in columns.name]
     kept = [keep(fqn, int(step)) for fqn, step in zip(names, columns.step, strict=True)]
@@ -29,7 +29,7 @@ def keeping(timeline: Timeline, keep: Callable[[str, int], bool]) -> Timeline:
 
 
 def every(steps: int, timeline: Timeline) -> Timeline:
-    """Of layer 3 the calls of every so manyth step alone."""
+    """A timeline in which layer 3 is called only in every `steps`-th step."""
     return keeping(timeline, lambda fqn, step: fqn != "Net.h.3" or step % steps == 0)
 
 
@@ -51,7 +51,7 @@ def test_a_module_called_in_every_step_instead_of_every_tenth_comes_first(runs: 
     assert {change[:2] for change in first} == {("Net.h.3", "forward"), ("Net.h.3", "backward")}
     assert {(c.base_calls, c.new_calls, c.calls_changed, c.verdict) for c in first} == {(0.1, 1, True, "slower")}
     assert "0.1 → 1" in comparison.to_text()
-    # 100 µs in each step, 10 µs per step before.
+    # 10 µs per step before, 100 µs after.
     forward = row(comparison, "Net.h.3")
     assert forward.base_ns == pytest.approx(10_000, rel=0.1)
     assert forward.new_ns == pytest.approx(100_000, rel=0.1)
@@ -73,7 +73,7 @@ def test_a_share_of_steps_within_chance_did_not_change() -> None:
         sides = [[run_of(called, 30) for called in side] for side in (before, after)]
         return compare_calls(sides[0], sides[1], key, 80).changed
 
-    # Of 30 steps with one chance in two, 15 ± 2.7 have it; the ends of the sides must lie apart too.
+    # By chance, 15 ± 2.7 of 30 steps have a call of probability 1/2; the sides' ranges must not overlap either.
     assert not compare([12], [18])
     assert not compare([15], [25])
     assert compare([3], [30])
@@ -94,14 +94,14 @@ def test_a_module_that_one_recording_lacks_is_compared_over_the_others() -> None
     change = comparison.changes[0]
     assert (change.base_recordings, change.new_recordings, change.calls_changed) == (7, 8, False)
     assert change.ratio == pytest.approx(0.6, abs=0.03)
-    assert [part.fqn for part in comparison.above(0.05)] == ["forward", "Net.h.3"]  # the part of the step, and why
+    assert [part.fqn for part in comparison.above(0.05)] == ["forward", "Net.h.3"]  # the part of a step, and its cause
     assert comparison.above(0.1) == [change]
     assert (
         "not in every recording: Net.h.3 forward (7 of 8 before), Net.h.3 backward (7 of 8 before)" in comparison.header
     )
 
 
-def test_what_has_no_estimate_has_no_interval(tmp_path: Path) -> None:
+def test_a_module_without_an_estimate_has_no_interval(tmp_path: Path) -> None:
     base = [recording(0), *(without("Net.h.3", recording(seed)) for seed in (1, 2))]
     comparison = modtrace.diff(base, [recording(seed, recompute=("Net.h.1",)) for seed in (3, 4, 5)])
 
@@ -121,7 +121,7 @@ def test_copies_of_a_recording_count_once() -> None:
     assert "14 recordings left out: a copy says nothing new" in comparison.header
 
 
-def test_the_same_recordings_on_both_sides_are_said_to_be() -> None:
+def test_the_same_recordings_on_both_sides_are_reported() -> None:
     recordings = [recording(seed) for seed in range(8)]
     comparison = modtrace.diff(recordings, recordings)
 
@@ -132,7 +132,7 @@ def test_the_same_recordings_on_both_sides_are_said_to_be() -> None:
     assert "1 recording on both sides: they say nothing of a change" in partly.header
 
 
-def test_what_is_shorter_than_the_clock_tells_has_no_verdict_and_no_percentage() -> None:
+def test_times_below_the_clocks_resolution_have_no_verdict_and_no_percentage() -> None:
     def instant(timeline: Timeline) -> Timeline:
         columns = timeline.columns
         end = np.where(columns.name == FQNS.index("Net.h.3"), columns.start, columns.end)
@@ -149,7 +149,7 @@ def test_what_is_shorter_than_the_clock_tells_has_no_verdict_and_no_percentage()
     assert line.split()[4:6] == [f"{grown.difference_ns / 1e6:+.3f}", low]
 
 
-def test_the_header_states_what_was_measured_alone() -> None:
+def test_the_header_has_only_measured_facts() -> None:
     def few(seed: int, steps: int = 30) -> Timeline:
         return keeping(recording(seed, steps=steps), lambda fqn, _: fqn in {"Net.h.1", "Net.h.2"})
 

@@ -13,7 +13,7 @@ TIME = Typical(1_000.0, 0.0001)
 
 
 def run(classes: dict[str, str], calls: dict[str, int] | None = None) -> RunTimes:
-    """A recording of modules, in the order in which they are called; each once a step but for `calls`."""
+    """A recording of modules in the order of their calls; `calls` is the number of calls per step, if not one."""
     modules = {
         (fqn, phase): ModuleRun(TIME, 20, count, count, count)
         for fqn in classes
@@ -33,29 +33,29 @@ BASE = {
 }
 
 
-def test_a_list_of_modules_with_another_name_is_suggested_once() -> None:
+def test_a_renamed_list_of_modules_is_suggested_once() -> None:
     renamed = {fqn.replace("Net.h.", "Net.layers."): of for fqn, of in BASE.items()}
 
     assert suggest_renames(run(BASE), run(renamed)) == {"Net.h": "Net.layers"}
 
 
-def test_one_module_and_what_it_contains() -> None:
+def test_a_renamed_module_with_its_inner_modules_is_suggested() -> None:
     renamed = {fqn.replace("Net.head", "Net.out"): of for fqn, of in BASE.items()}
 
     assert suggest_renames(run(BASE), run(renamed)) == {"Net.head": "Net.out"}
 
 
-def test_a_model_of_another_class_with_the_same_modules() -> None:
+def test_a_renamed_model_with_the_same_modules_is_suggested() -> None:
     renamed = {fqn.replace("Net", "Model", 1): of.replace("Net", "Model") for fqn, of in BASE.items()}
 
     assert suggest_renames(run(BASE), run(renamed)) == {"Net": "Model"}
 
 
-def test_a_module_that_moved_into_a_container_that_is_never_called() -> None:
+def test_a_module_moved_into_an_uncalled_container_is_suggested() -> None:
     moved = {fqn.replace("Net.head", "Net.heads.head"): of for fqn, of in BASE.items()}
 
     assert suggest_renames(run(BASE), run(moved)) == {"Net.head": "Net.heads.head"}
-    # The model itself is not called: nothing but its name says that it stayed.
+    # The model itself is not called: only its name shows that it is the same.
     flat, inside = ({fqn: of for fqn, of in classes.items() if fqn != "Net"} for classes in (BASE, moved))
     assert suggest_renames(run(flat), run(inside)) == {"Net.head": "Net.heads.head"}
 
@@ -69,7 +69,7 @@ def test_nothing_is_suggested_for_another_class_place_or_number_of_calls() -> No
     assert suggest_renames(run(BASE), run(moved)) == {}
 
 
-def test_of_two_that_vanished_and_one_that_appeared_nobody_knows() -> None:
+def test_two_removed_modules_and_one_new_are_ambiguous() -> None:
     one_less = {"Net": "Net", "Net.layers.0": "Block", "Net.layers.0.fc": "Linear", "Net.head": "Linear"}
 
     assert suggest_renames(run(BASE), run(one_less)) == {}
@@ -79,17 +79,17 @@ def test_equal_structure_needs_no_rename() -> None:
     assert suggest_renames(run(BASE), run(BASE)) == {}
 
 
-def test_what_is_inside_of_a_module_that_is_not_called_any_more_stays() -> None:
-    """Renaming `Net.h.0` would take `Net.h.0.fc`, which has its name on both sides, with it."""
+def test_modules_inside_a_module_that_is_no_longer_called_are_kept() -> None:
+    """Renaming `Net.h.0` would also rename `Net.h.0.fc`, which both sides have."""
     stayed = {fqn: of for fqn, of in BASE.items() if fqn != "Net.h.0"} | {"Net.first": "Block"}
 
     assert suggest_renames(run(BASE), run(stayed)) == {}
 
 
 @pytest.mark.parametrize("new", ["Net.layers.{}.mlp", "Net.h.{}.ffn", "Other.h.{}.mlp", "Net.{}"])
-def test_many_modules_with_other_names_take_no_more_calls_than_with_the_same(new: str) -> None:
+def test_many_renamed_modules_need_no_more_calls_than_equal_names(new: str) -> None:
     def functions_called(names: str, renamed: dict[str, str]) -> int:
-        """What a busy machine does not change, unlike times."""
+        """Number of function calls, which does not depend on the machine's load as times do."""
         sides = [run({form.format(number): "Block" for number in range(500)}) for form in ("Net.h.{}.mlp", names)]
         profile = cProfile.Profile()
         profile.runcall(compare_runs, [sides[0]], [sides[1]], renamed)

@@ -1,7 +1,7 @@
-"""Comparing programs of which most modules changed together: by the machine, or because they do other work.
+"""Comparing programs whose modules mostly changed together: by the machine, or because they do other work.
 
-Every recording is made of what a closed form says: modules and parts of known times, each multiplied by how much more
-work it does, by the machine's speed, and by noise.
+Every recording has modules and parts of known times, each multiplied by the factor of its work, by the machine's
+speed, and by noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORK = {
     "layers twice": 2.0,
     "type": 1.4,
 }
-"""By what the time of a layer is multiplied."""
+"""Factor of a layer's time, by the change of its work."""
 
 
 def recording(
@@ -51,13 +51,13 @@ def recording(
 
     Args:
         random: draws the noise.
-        work: by what the time of layers is multiplied.
-        machine: by what all times are.
-        square: whether each third layer, as attention, does the square of `work`.
-        calls: how often a layer is called in a step.
-        of_layer: by what the times of some layers are multiplied.
-        optimizer: whether it is recorded.
-        exact: what each layer's call costs (`FLOPs of a call of`) or gets (`shapes of a call of`), if it is recorded.
+        work: factor of the time of layers.
+        machine: factor of all times.
+        square: whether every third layer has the square of `work` as its factor, as attention does.
+        calls: number of calls of a layer in a step.
+        of_layer: further factors of single layers.
+        optimizer: whether the optimizer is recorded.
+        exact: `FLOPs of a call of` or `shapes of a call of` if that is recorded for each layer.
     """
     speed = machine * random.normal(1, 0.03)
 
@@ -67,10 +67,10 @@ def recording(
     modules: dict[tuple[str, str], ModuleRun] = {}
     environment: dict[str, str] = {}
     for number, fqn in enumerate(LAYERS):
-        more = (work**2 if square and number % 3 == 0 else work) * (of_layer or {}).get(fqn, 1.0)
-        modules |= {(fqn, phase): measured(1e5 * (number + 1) * more, calls) for phase in PHASES}
+        layer_factor = (work**2 if square and number % 3 == 0 else work) * (of_layer or {}).get(fqn, 1.0)
+        modules |= {(fqn, phase): measured(1e5 * (number + 1) * layer_factor, calls) for phase in PHASES}
         if exact:
-            environment[f"{exact} {fqn}"] = f"{more:g}"
+            environment[f"{exact} {fqn}"] = f"{layer_factor:g}"
     modules |= {(fqn, phase): measured(1e5) for fqn in STILL for phase in PHASES}
     parts = {"data loading": 1e6 * work, "forward": 8e6 * work, "backward": 8e6 * work} | (
         {"optimizer": 3e6} if optimizer else {}
@@ -97,7 +97,7 @@ def rows(comparison: modtrace.Diff) -> list[tuple[str, str]]:
 
 
 EXACT = [None, "FLOPs of a call of", "shapes of a call of"]
-"""Without the optimizer only recordings of one machine are compared: nothing then says what it did."""
+"""Recordings without the optimizer are compared on one machine only: only the optimizer shows its speed."""
 SCENES = [
     (kind, exact, machine, optimizer)
     for kind in WORK
@@ -107,7 +107,7 @@ SCENES = [
 
 
 @pytest.mark.parametrize(("kind", "exact", "machine", "optimizer"), SCENES)
-def test_other_work_makes_nothing_faster_or_slower_that_does_the_same(
+def test_other_work_makes_no_unchanged_module_faster_or_slower(
     kind: str, exact: str | None, machine: float, optimizer: bool
 ) -> None:
     work, calls = WORK[kind], 2 if kind in {"micro-batches", "layers twice"} else 1
@@ -115,14 +115,14 @@ def test_other_work_makes_nothing_faster_or_slower_that_does_the_same(
         comparison = compared(
             seed, work=work, machine=machine, square=kind == "sequence", calls=calls, exact=exact, optimizer=optimizer
         )
-        found = rows(comparison)
+        verdicts = rows(comparison)
         wrong = "faster" if work > 1 else "slower"
-        assert [row for row in found if row[0] in {*STILL, "optimizer"} or row[1] == wrong] == []
+        assert [row for row in verdicts if row[0] in {*STILL, "optimizer"} or row[1] == wrong] == []
         known = exact is not None or calls > 1
         assert (comparison.common_cause == "work") == known
         if known and optimizer:
-            # On the slower machine too: the optimizer says by how much it is.
-            assert {name for name, _ in found} >= {*LAYERS, "forward", "backward"}
+            # On the slower machine too: the optimizer shows how much slower it is.
+            assert {name for name, _ in verdicts} >= {*LAYERS, "forward", "backward"}
             assert comparison.sentence.split("; ")[-3].endswith(": most of them did other work")
         if not known:
             assert any("whether the machine or the work changed is not known" in part for part in comparison.header)
@@ -131,7 +131,7 @@ def test_other_work_makes_nothing_faster_or_slower_that_does_the_same(
 @pytest.mark.parametrize("optimizer", [True, False])
 @pytest.mark.parametrize("exact", EXACT)
 @pytest.mark.parametrize("machine", [0.7, 1.5, 3.0])
-def test_a_machine_that_slows_all_alike_changes_nothing(machine: float, exact: str | None, optimizer: bool) -> None:
+def test_a_machine_that_slows_all_equally_changes_nothing(machine: float, exact: str | None, optimizer: bool) -> None:
     for seed in range(4):
         comparison = compared(seed, machine=machine, exact=exact, optimizer=optimizer)
 
@@ -148,7 +148,7 @@ def test_a_program_compared_with_itself_has_no_verdict() -> None:
 
 @pytest.mark.parametrize("change", [{}, {"machine": 1.4}, {"work": 2.0}])
 @pytest.mark.parametrize("exact", [None, "FLOPs of a call of"])
-def test_a_layer_that_became_15_percent_slower_is_told_beside_what_all_did(
+def test_a_layer_that_became_15_percent_slower_is_found_among_common_changes(
     change: Mapping[str, float], exact: str | None
 ) -> None:
     for seed in range(4):
@@ -158,11 +158,11 @@ def test_a_layer_that_became_15_percent_slower_is_told_beside_what_all_did(
             assert exact is not None or {name for name, _ in rows(comparison)} <= {"Net.h.5"}
 
 
-def test_a_layer_that_became_faster_is_told_if_the_work_is_known_to_be_the_same() -> None:
+def test_a_faster_layer_is_reported_if_the_work_is_known_to_be_equal() -> None:
     faster = {"Net.h.5": 0.8}
     known = compared(0, machine=1.5, exact="FLOPs of a call of", of_layer=faster)
     assert (set(rows(known)), known.common_cause) == ({("Net.h.5", "faster")}, "machine")
-    # It takes 1.2 times as long as before. If the work is not known, it may do more.
+    # The layer lasts 1.2 times as long as before. If its work is not known, it may do more work.
     assert rows(compared(0, machine=1.5, of_layer=faster)) == []
 
 
@@ -172,7 +172,7 @@ def test_one_layer_with_other_flops_is_not_the_work_of_most() -> None:
     assert (set(rows(comparison)), comparison.common_cause) == ({("Net.h.5", "slower")}, "machine")
 
 
-def test_without_evidence_the_optimizer_that_stood_still_is_told() -> None:
+def test_without_evidence_an_unchanged_optimizer_is_reported() -> None:
     comparison = compared(0, work=2.0)
 
     assert comparison.common_cause == "either"
@@ -181,7 +181,7 @@ def test_without_evidence_the_optimizer_that_stood_still_is_told() -> None:
     )
     assert any("and the optimizer did not change alike" in line for line in comparison.header)
     optimizer = next(part for part in comparison.parts if part.fqn == "optimizer")
-    # What it took is shown as it was.
+    # The optimizer's change is shown without the machine's factor.
     assert optimizer.ratio == pytest.approx(0, abs=0.05)
     assert optimizer.low_ns is not None
     assert optimizer.high_ns is not None
@@ -189,7 +189,7 @@ def test_without_evidence_the_optimizer_that_stood_still_is_told() -> None:
 
 
 @pytest.mark.parametrize("by", ["module", "class"])
-def test_the_shapes_of_inputs_are_evidence_where_all_calls_have_equal_ones(by: str) -> None:
+def test_shapes_of_inputs_are_evidence_if_all_calls_have_equal_shapes(by: str) -> None:
     timeline = part_timeline([{"forward": 80, "optimizer": 20}] * 8)
     fqns = [timeline.names[name].fqn for name in timeline.columns.name]
     shapes = {
@@ -202,7 +202,7 @@ def test_the_shapes_of_inputs_are_evidence_where_all_calls_have_equal_ones(by: s
 
 
 def trained(batch: int, shapes: bool) -> modtrace.Timeline:
-    """Eight steps of a small GPT, on one thread: others wait in busy loops."""
+    """Eight steps of a small GPT, on one thread, because further threads would wait in busy loops."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     model, loss = gpt(layers=2, batch=batch)
@@ -222,8 +222,8 @@ def test_a_real_batch_twice_as_large_makes_nothing_faster(shapes: bool) -> None:
     pairs = [(trained(8, shapes), trained(16, shapes)) for _ in range(3)]
     comparison = modtrace.diff(*zip(*pairs, strict=True))
 
-    found = rows(comparison)
-    assert [row for row in found if row[1] == "faster" or row[0] in {"optimizer", "GPT.wpe"}] == []
+    verdicts = rows(comparison)
+    assert [row for row in verdicts if row[1] == "faster" or row[0] in {"optimizer", "GPT.wpe"}] == []
     assert comparison.common_cause == "work"
     assert comparison.environment["inputs of GPT"] == ("int64[8, 32]", "int64[16, 32]")
     shapes_before_and_after = comparison.environment.get("shapes of a call of GPT.h.0.ln_1")
@@ -231,7 +231,7 @@ def test_a_real_batch_twice_as_large_makes_nothing_faster(shapes: bool) -> None:
     assert comparison.environment.get("shapes of a call of GPT.wpe") is None
 
 
-def test_what_calls_cost_is_of_the_modules_that_are_compared_however_they_are_wrapped() -> None:
+def test_costs_of_calls_belong_to_the_compared_modules_under_any_wrapper() -> None:
     timelines = []
     for wrapped in (False, True):
         model: nn.Module = nn.Sequential(nn.Linear(2, 3))
