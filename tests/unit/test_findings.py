@@ -1,4 +1,4 @@
-"""Findings of trainings written by hand: what stands out, with exact figures, and what is close to it and does not."""
+"""Findings of trainings written by hand: exact figures, and no finding just below each threshold."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.support.timelines import build_timeline, gpt2_timeline
 MS = 1_000_000
 STEPS, BLOCKS = 10, 4
 STEP_MS = 2 * BLOCKS + 1
-"""What a step takes where nothing is planted: each block 1 ms in forward and in backward, the optimizer 1 ms."""
+"""Duration of an unchanged step in ms: 1 ms of each block in forward and in backward, 1 ms of the optimizer."""
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).map(lambda text: text * 300) | st.text(min_size=1)
-"""Short and long ones."""
+"""Short texts and long texts."""
 OptionalRange = tuple[str, RangeCategory, float]
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -56,25 +56,25 @@ def training(
     pause: Callable[[int], float] = lambda step: 0,
     wait: float = 0,
 ) -> Timeline:
-    """Steps of `Net`, whose blocks call an `act` each; all times in ms.
+    """Steps of `Net`, each of whose blocks calls an `act`; all times in ms.
 
     Args:
-        steps: how many.
-        forward: of each call of an `act`, by step and block.
-        backward: the same.
-        calls: how often a block calls its `act`.
-        act: the class of it.
-        own: what each block takes in forward beside it, by block.
-        alone: how many forwards without a backward come before that of the step.
-        evaluations: how many come in an evaluation between two steps.
-        passes: how many backward passes over the graph come of that.
-        in_later_passes: how many of its nodes all but the first of them run.
-        ranges: name, category and time of what comes first in a step.
+        steps: number of steps.
+        forward: ms of each forward call of an `act`, by step and block.
+        backward: ms of the backward of each call of an `act`, by step and block.
+        calls: number of calls of its `act` by a block.
+        act: class of the `act`, by block.
+        own: ms that a block takes in forward outside its `act`, by block.
+        alone: number of forwards without a backward before the step's forward.
+        evaluations: number of forwards in an evaluation between two steps.
+        passes: number of backward passes over the step's graph.
+        in_later_passes: number of the graph's nodes that each pass after the first runs.
+        ranges: name, category and ms of the ranges at the start of a step.
         collection: a garbage collection of generation 2 at the end of the step that frees 7 objects.
-        trigger: the bit that says who began it.
-        before: what the step takes before all else, without a name.
-        pause: what it takes beside that.
-        wait: how long a backward pass lasts after its last node.
+        trigger: the bit of the collection's trigger.
+        before: ms without a name at the start of each step.
+        pause: further ms without a name at the start of a step, by step.
+        wait: ms from the last node of a backward pass to its end.
     """
     script, now, number, called = EventScript(capacity=1 << 14), 1, 0, [0] * (1 + 2 * BLOCKS)
     names = [script.name("Net", "Net", "Net")]
@@ -140,14 +140,14 @@ def training(
 
 
 def found(timeline: Timeline) -> list[tuple[str, str | None, str | None, float, float]]:
-    """Return what, where, part, ms a step and % of each finding."""
+    """Return `what`, `where`, `part`, ms per step and % of each finding."""
     return [
-        (one.what, one.where, one.part, one.ns_per_step / MS, round(100 * one.share, 1))
-        for one in timeline.summary().findings
+        (finding.what, finding.where, finding.part, finding.ns_per_step / MS, round(100 * finding.share, 1))
+        for finding in timeline.summary().findings
     ]
 
 
-def test_of_an_even_training_nothing_stands_out() -> None:
+def test_nothing_stands_out_in_an_even_training() -> None:
     summary = training().summary()
 
     assert [step.duration_ns for step in summary.steps] == [STEP_MS * MS] * STEPS
@@ -158,7 +158,7 @@ def test_of_an_even_training_nothing_stands_out() -> None:
 
 
 @pytest.mark.parametrize(("slow_ms", "where"), [(1, []), (5, ["Net.blocks.2"])])
-def test_forward_is_no_large_part_where_nothing_is_trained(slow_ms: int, where: list[str]) -> None:
+def test_forward_is_not_a_large_part_if_nothing_is_trained(slow_ms: int, where: list[str]) -> None:
     script, now = EventScript(capacity=1 << 10), 1
     names = [script.name("Net", "Net", "Net")]
     names += [script.name(f"Net.blocks.{block}", f"blocks.{block}: Block", "Block") for block in range(BLOCKS)]
@@ -174,15 +174,15 @@ def test_forward_is_no_large_part_where_nothing_is_trained(slow_ms: int, where: 
     summary = build_timeline(script.snapshot()).summary()
 
     assert [step.duration_ns for step in summary.steps] == [(3 + slow_ms) * MS] * STEPS
-    assert [(one.where, one.ns_per_step) for one in summary.findings] == [(name, 4 * MS) for name in where]
+    assert [(finding.where, finding.ns_per_step) for finding in summary.findings] == [(name, 4 * MS) for name in where]
 
 
 @pytest.mark.parametrize(("usual", "where"), [(2, ["Net.blocks.2.act"]), (3, []), (4, [])])
 def test_a_module_is_slower_only_if_its_usual_steps_are_too(usual: float, where: list[str]) -> None:
-    # Its siblings take 1 ms in three of 10 steps; it takes 4 in forward, and 1 in backward, in all.
+    # Its siblings last 1 ms in three of 10 steps; it lasts 4 ms in forward and 1 ms in backward in all steps.
     summary = training(forward=lambda step, block: 4 if block == 2 else 1 if step < 3 else usual).summary()
 
-    assert [one.where for one in summary.findings] == where
+    assert [finding.where for finding in summary.findings] == where
 
 
 def test_a_module_that_a_busy_machine_stops_in_most_steps_is_not_slower_itself() -> None:
@@ -194,7 +194,7 @@ def test_a_module_that_a_busy_machine_stops_in_most_steps_is_not_slower_itself()
 def test_a_module_that_is_slower_than_its_siblings() -> None:
     summary = training(forward=lambda step, block: 5 if block == 2 else 1).summary()
 
-    # 6 ms of forward and backward, 2 of each other; 4 of the 13 ms of a step.
+    # Forward and backward: 6 ms, 2 ms for each sibling; the difference is 4 of the 13 ms of a step.
     assert summary.findings == [
         Finding(
             "is slower than its siblings",
@@ -214,7 +214,7 @@ def test_a_module_that_is_slower_than_its_siblings() -> None:
     ]
 
 
-def test_findings_are_of_modules_whatever_rows_are_of() -> None:
+def test_findings_are_of_modules_for_any_rows() -> None:
     timeline = training(forward=lambda step, block: 4 if block == 2 else 1)
 
     by_class = timeline.summary(by="class")
@@ -227,7 +227,7 @@ def test_findings_are_of_modules_whatever_rows_are_of() -> None:
 def test_a_block_that_is_slower_by_code_of_its_own() -> None:
     (finding,) = training(own=lambda block: 4 if block == 1 else 0.1).summary().findings
 
-    # 4 ms in forward beside the 2 of its `act`, its siblings 0.1; steps of 9 + 4.3 ms.
+    # 4 ms in forward besides the 2 ms of its `act`, 0.1 ms for its siblings; steps of 9 + 4.3 ms.
     assert finding[:4] == ("is slower than its siblings", "Net.blocks.1", "forward", 3.9 * MS)
     assert finding.evidence == (
         "6 ms a step, its siblings 2.1 ms (medians), mostly its own forward, outside of inner modules"
@@ -235,17 +235,17 @@ def test_a_block_that_is_slower_by_code_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("more_ms", "is_named"), [(1.02, True), (1.01, False)])
-def test_a_block_that_does_little_itself_where_its_siblings_do_nothing(more_ms: float, is_named: bool) -> None:
+def test_a_block_with_little_code_of_its_own_whose_siblings_have_none(more_ms: float, is_named: bool) -> None:
     def times(step: int, block: int) -> int:
         return 3 if block < 3 else 1
 
     slow = training(own=lambda block: more_ms if block == 2 else 0.01, forward=times, backward=times)
 
     findings = slow.summary().findings
-    assert [one[:3] for one in findings] == [("is slower than its siblings", "Net.blocks.2", "forward")] * is_named
-    assert [one.ns_per_step for one in findings] == [1_010_000] * is_named
+    assert [row[:3] for row in findings] == [("is slower than its siblings", "Net.blocks.2", "forward")] * is_named
+    assert [finding.ns_per_step for finding in findings] == [1_010_000] * is_named
     said = "1 ms a step, its siblings 0.01 ms themselves, beside inner modules (medians), mostly its own forward, "
-    assert [one.evidence for one in findings] == [f"{said}outside of inner modules"] * is_named
+    assert [finding.evidence for finding in findings] == [f"{said}outside of inner modules"] * is_named
 
 
 @pytest.mark.parametrize(("block", "more_ms", "where"), [(0, 0.4, []), (0, 2, [0]), (1, 0.4, [1])])
@@ -256,7 +256,7 @@ def test_the_first_of_siblings_may_run_with_cold_caches(block: int, more_ms: flo
     assert outliers == [f"Net.blocks.{one}.act" for one in where]
 
 
-def test_a_module_whose_backward_is_slower_than_that_of_its_siblings() -> None:
+def test_a_module_whose_backward_is_slower_than_its_siblings() -> None:
     assert found(training(backward=lambda step, block: 4 if block == 1 else 1)) == [
         ("is slower than its siblings", "Net.blocks.1.act", "backward", 3, 25)
     ]
@@ -279,14 +279,14 @@ def test_a_module_with_a_longer_forward_and_backward_may_have_larger_inputs(
 
 
 def test_stalls_of_one_step_do_not_make_a_module_slower_than_its_siblings() -> None:
-    # Its total is three times that of a sibling, its median is not.
+    # Its total, but not its median, is three times a sibling's.
     assert found(training(forward=lambda step, block: 41 if (step, block) == (7, 2) else 1)) == [
         ("makes step 7 slow (forward)", "Net.blocks.2.act", "forward", 4, 30.8)
     ]
     assert found(training(forward=lambda step, block: 20 if (step, block) == (7, 2) else 1)) == []
 
 
-def test_a_module_that_takes_less_than_twice_as_much_is_like_its_siblings() -> None:
+def test_a_module_less_than_twice_as_slow_is_like_its_siblings() -> None:
     assert found(training(forward=lambda step, block: 2.9 if block == 2 else 1)) == []
 
 
@@ -313,7 +313,7 @@ def test_a_module_that_is_called_more_often_than_its_siblings() -> None:
 def test_a_forward_that_runs_more_often_than_its_backward() -> None:
     (finding,) = training(alone=lambda step: 1).summary().findings
 
-    # The first step begins with what trains in it: 9 of 10 steps have both.
+    # The first step starts with the forward that is trained: 9 of 10 steps have both forwards.
     assert finding[:5] == ("runs forward more often than backward", "Net", "forward", 3.6 * MS, 36 / 126)
     assert finding.evidence == "forward twice a step, backward once; forwards without a backward take 4 ms each"
     assert found(training(alone=lambda step: 1, forward=lambda step, block: 0.02)) == []
@@ -326,22 +326,22 @@ def test_a_forward_that_runs_more_often_than_its_backward() -> None:
         pytest.param(lambda step: 2 if step % 5 == 4 else 0, id="now and then"),
     ],
 )
-def test_forwards_without_a_graph_that_do_other_work_are_no_finding(alone: Callable[[int], int]) -> None:
+def test_forwards_without_a_graph_with_other_work_are_not_a_finding(alone: Callable[[int], int]) -> None:
     assert [what for what, *_ in found(training(alone=alone)) if "more often" in what] == []
 
 
-@pytest.mark.parametrize(("steps", "told"), [(4, []), (5, ["optimizer takes a large share"])])
-def test_in_few_steps_nothing_is_usual(steps: int, told: list[str]) -> None:
+@pytest.mark.parametrize(("steps", "expected"), [(4, []), (5, ["optimizer takes a large share"])])
+def test_few_steps_have_no_usual_time(steps: int, expected: list[str]) -> None:
     timeline = training(steps=steps, forward=lambda step, block: 0.2, backward=lambda step, block: 0.2)
 
-    assert [what for what, *_ in found(timeline)] == told
+    assert [what for what, *_ in found(timeline)] == expected
 
 
 @pytest.mark.parametrize(
     ("category", "name", "label"),
     [("saving", "torch.save", "saving comes now and then"), ("user", "sample", "comes now and then")],
 )
-def test_what_comes_in_some_steps_has_its_period(category: RangeCategory, name: str, label: str) -> None:
+def test_ranges_in_some_steps_have_their_period(category: RangeCategory, name: str, label: str) -> None:
     (finding,) = training(ranges=lambda step: [(name, category, 6)] if step % 4 == 1 else []).summary().findings
 
     part = "saving" if category == "saving" else name
@@ -358,7 +358,7 @@ def test_what_comes_in_some_steps_has_its_period(category: RangeCategory, name: 
 
 
 def with_teacher(nodes: int, steps: Sequence[int], *, compiled_autograd: bool = False) -> Timeline:
-    """Steps of `Net`; in some `Teacher` runs first and makes nodes, of which none runs; nor is one seen if compiled."""
+    """Steps of `Net`; in `steps`, `Teacher` runs first and makes nodes that never run (compiled: no node is seen)."""
     script, number, now = EventScript(capacity=1 << 10), 0, 0
     teacher, net = script.name("Teacher"), script.name("Net")
     for step in range(steps[-1] + 1):
@@ -397,7 +397,7 @@ def test_a_model_that_never_has_a_backward_should_make_no_nodes(nodes: int, suff
     assert found(timeline.steps(0, 2)) == []
 
 
-def test_a_model_that_runs_in_some_steps_is_what_makes_them_slow() -> None:
+def test_a_model_that_runs_in_some_steps_makes_them_slow() -> None:
     (finding,) = with_teacher(0, [1, 5, 9]).summary().findings
 
     assert finding[:4] == ("makes some steps slow (forward)", "Teacher", "forward", 9 * MS)
@@ -408,9 +408,9 @@ def test_a_model_that_runs_in_some_steps_is_what_makes_them_slow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trigger", "said"),
+    ("trigger", "evidence"),
     [
-        (lambda step: 0, "3 of generation 2, each freed 7 objects"),  # of an older version
+        (lambda step: 0, "3 of generation 2, each freed 7 objects"),  # from an older version
         (lambda step: REQUESTED_BIT, "3 of generation 2 by gc.collect(), each freed 7 objects"),
         (
             lambda step: REQUESTED_BIT if step == 4 else AUTOMATIC_BIT,
@@ -420,8 +420,8 @@ def test_a_model_that_runs_in_some_steps_is_what_makes_them_slow() -> None:
     ],
 )
 @pytest.mark.parametrize("suffix", ["", ".json", ".pftrace"])
-def test_garbage_collections_have_their_generation_who_began_them_and_what_they_freed(
-    trigger: Callable[[int], int], said: str, suffix: str, tmp_path: Path
+def test_garbage_collections_have_their_generation_trigger_and_freed_objects(
+    trigger: Callable[[int], int], evidence: str, suffix: str, tmp_path: Path
 ) -> None:
     timeline = training(collection=lambda step: 20 if step % 3 == 1 else 0, trigger=trigger)
     if suffix:
@@ -430,11 +430,11 @@ def test_garbage_collections_have_their_generation_who_began_them_and_what_they_
 
     (finding,) = timeline.summary().findings
     assert finding[:4] == ("garbage collection comes now and then", None, "gc", 6 * MS)
-    assert finding.evidence == f"in 3 of 10 steps, every 3rd step, 20 ms each, 6 ms a step on average; {said}"
+    assert finding.evidence == f"in 3 of 10 steps, every 3rd step, 20 ms each, 6 ms a step on average; {evidence}"
     assert found(training(collection=lambda step: 0.15)) == []
 
 
-def test_long_collections_are_named_beside_short_ones_in_each_step() -> None:
+def test_long_collections_are_found_among_short_ones_in_each_step() -> None:
     (finding,) = training(collection=lambda step: 20 if step % 3 == 1 else 1).summary().findings
 
     assert finding[:4] == ("garbage collection comes now and then", None, "gc", round(5.7 * MS))
@@ -452,7 +452,7 @@ def test_a_region_that_is_compiled_again() -> None:
     assert found(training(ranges=lambda step: [("torch.compile 0/0", "compile", 30)] if not step else [])) == []
 
 
-def test_a_region_that_is_compiled_again_says_the_reason_and_not_that_its_backward_is_compiled_too() -> None:
+def test_a_recompiled_region_has_its_reason_and_no_finding_for_its_backward() -> None:
     again = "torch.compile 0/1: tensor 'x' size mismatch at index 0. expected 2, actual 3"
     compiles: Sequence[OptionalRange] = [(again, "compile", 10), ("torch.compile 0/1: lazy backward", "compile", 50)]
     timeline = training(ranges=lambda step: compiles if step in (4, 8) else [])
@@ -481,7 +481,7 @@ def test_data_loading_that_takes_a_large_share(name: str, evidence: str) -> None
     assert found(training(ranges=lambda step: [(name, "data loading", 2)])) == []
 
 
-def test_a_machine_that_stops_each_step_somewhere_hides_no_loader() -> None:
+def test_stops_of_the_machine_in_each_step_hide_no_loader() -> None:
     def stops(step: int, at: int) -> int:
         return 5 if step % 8 == at else 1
 
@@ -492,12 +492,12 @@ def test_a_machine_that_stops_each_step_somewhere_hides_no_loader() -> None:
         ranges=lambda step: [(FETCH, "data loading", 2.5)],
     )
 
-    # Each step takes 15.5 ms, of which 4 ms are stops: 2.5 of 11.5 is 22 %, of 15.5 16 %.
-    assert [one.part for one in busy.summary().findings] == ["data loading"]
+    # Each step lasts 15.5 ms with 4 ms of stops: 2.5 ms are 22 % of 11.5 ms and 16 % of 15.5 ms.
+    assert [finding.part for finding in busy.summary().findings] == ["data loading"]
 
 
 @pytest.mark.parametrize("period", [1, 2, 3])
-def test_a_loader_that_begins_anew_in_each_step(period: int) -> None:
+def test_a_loader_that_is_restarted_in_each_step(period: int) -> None:
     begin = "enumerate(DataLoader)#DataLoader.__iter__"
 
     def ranges(step: int) -> list[OptionalRange]:
@@ -514,7 +514,7 @@ def test_a_loader_that_begins_anew_in_each_step(period: int) -> None:
 @pytest.mark.parametrize(
     "name", ["LRScheduler.step#LambdaLR.step", "clip_grad_norm_", "Optimizer.zero_grad#SGD.zero_grad"]
 )
-def test_what_an_optimizers_part_has_beside_its_steps_is_told_by_itself(name: str) -> None:
+def test_ranges_of_the_optimizers_part_outside_its_steps_are_findings(name: str) -> None:
     (finding,) = training(ranges=lambda step: [(name, "optimizer", 1)] * 2).summary().findings
 
     assert finding[:5] == ("takes a large share", name, "optimizer", 2 * MS, 2 / 11)
@@ -529,8 +529,8 @@ def test_an_optimizer_and_its_scheduler_are_two_findings() -> None:
     ]
     findings = training(ranges=lambda step: ranges).summary().findings
 
-    # Of steps of 9 + 12 ms, 1 of the 9 is the optimizer's too.
-    assert [(one.what, one.where, one.ns_per_step) for one in findings] == [
+    # Steps of 9 + 12 ms; 1 of the 9 ms is the optimizer's too.
+    assert [(finding.what, finding.where, finding.ns_per_step) for finding in findings] == [
         ("optimizer takes a large share", "Optimizer.step#SGD.step", 9 * MS),
         ("takes a large share", "LRScheduler.step#A.step", 4 * MS),
     ]
@@ -539,7 +539,7 @@ def test_an_optimizer_and_its_scheduler_are_two_findings() -> None:
 def test_time_without_a_name_follows_what_came_before() -> None:
     (finding,) = training(before=9).summary().findings
 
-    # The first step begins with the first call.
+    # The first step starts with the first call.
     assert finding[:4] == ("time outside of modules and ranges (other) takes a large share", None, "other", 9 * MS)
     assert finding.evidence == "9 ms of 18 ms (medians); 100% of it follows optimizer"
     assert found(training(before=2)) == []
@@ -557,7 +557,7 @@ def test_modules_that_spend_host_time_in_their_own_forward() -> None:
 
 @pytest.mark.parametrize("inner", ["Net", "Wrapper.module"])
 @pytest.mark.parametrize(("waits", "parts"), [(0, []), (3, ["communication"])])
-def test_host_time_is_neither_that_of_some_steps_in_a_wrapper_nor_waiting_for_ranks(
+def test_host_time_excludes_a_wrapper_in_some_steps_and_waiting_for_ranks(
     inner: str, waits: float, parts: list[str]
 ) -> None:
     script, now = EventScript(capacity=1 << 10), 0
@@ -578,14 +578,14 @@ def test_host_time_is_neither_that_of_some_steps_in_a_wrapper_nor_waiting_for_ra
         script.step(now, step)
 
     timeline = build_timeline(script.snapshot())
-    assert [one.part for one in timeline.summary().findings] == parts
+    assert [finding.part for finding in timeline.summary().findings] == parts
     if inner != "Net":
         return
-    # Nor if it is known which operators a wrapper runs.
+    # The same if the operators of the wrapper are known.
     notes = {"steps": 2, "inside": {"Wrapper": [["", 2, 1_000]], "Net": [["", 2, 2 * MS]]}, "loops_ns": 3_300}
     known = {**timeline.metadata, STEP_NOTES: notes}
-    noted = replace(timeline, metadata=fit_metadata(known))
-    assert [one.part for one in noted.summary().findings] == parts
+    with_notes = replace(timeline, metadata=fit_metadata(known))
+    assert [finding.part for finding in with_notes.summary().findings] == parts
 
 
 def test_findings_are_ranked_and_shown_in_every_form() -> None:
@@ -594,8 +594,8 @@ def test_findings_are_ranked_and_shown_in_every_form() -> None:
 
     summary = training(ranges=ranges, forward=lambda step, block: 5 if block == 2 else 1).summary()
 
-    assert [one.where for one in summary.findings] == [FETCH, "Net.blocks.2.act"]
-    assert json.loads(summary.to_json())["findings"] == [one._asdict() for one in summary.findings]
+    assert [finding.where for finding in summary.findings] == [FETCH, "Net.blocks.2.act"]
+    assert json.loads(summary.to_json())["findings"] == [finding._asdict() for finding in summary.findings]
     assert json.loads(summary.to_json(1))["findings"] == [summary.findings[0]._asdict()]
     assert summary.sort_by(limit=1).only("Net").findings == summary.findings
     assert summary.tables["findings"].to("csv").splitlines()[0] == "what,where,part,ns_per_step,share,evidence,next"
@@ -610,9 +610,9 @@ def test_on_the_command_line_the_next_command_names_the_file(tmp_path: Path) -> 
 
     printed = CliRunner().invoke(group, ["summary", str(path), "--format", "json"])
 
-    [found] = json.loads(printed.stdout)["findings"]
-    assert shlex.split(found["next"]) == ["modtrace", "summary", str(path), "--only", "Net.blocks.*.act"]
-    again = CliRunner().invoke(group, shlex.split(found["next"])[1:])
+    [finding] = json.loads(printed.stdout)["findings"]
+    assert shlex.split(finding["next"]) == ["modtrace", "summary", str(path), "--only", "Net.blocks.*.act"]
+    again = CliRunner().invoke(group, shlex.split(finding["next"])[1:])
     assert again.exit_code == 0
     assert sum("act" in line for line in again.stdout.splitlines()) == BLOCKS
 
@@ -628,7 +628,7 @@ def test_on_the_command_line_the_next_command_names_the_file(tmp_path: Path) -> 
         {"collection": lambda step: 20 if step % 3 == 1 else 0},
     ],
 )
-def test_each_command_that_findings_advise_runs_as_it_is(
+def test_each_command_that_findings_advise_runs_unchanged(
     planted: dict[str, Any], step_by: str | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "it's [a] TRACE?.pftrace"
@@ -642,7 +642,7 @@ def test_each_command_that_findings_advise_runs_as_it_is(
     if step_by == "range r" and "ranges" not in planted:
         assert printed.exit_code
         return
-    advised = [found["next"] for found in json.loads(printed.stdout)["findings"]]
+    advised = [finding["next"] for finding in json.loads(printed.stdout)["findings"]]
     assert advised
     for command in advised:
         program, *arguments = shlex.split(command)
@@ -652,7 +652,7 @@ def test_each_command_that_findings_advise_runs_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["it's", "a[b]", "?*", "$(rm x)"])
-def test_a_pattern_that_is_advised_means_the_module_alone(name: str) -> None:
+def test_an_advised_pattern_matches_only_the_module(name: str) -> None:
     (pattern,) = shlex.split(only_option(f"Net.{name}"))[1:]
 
     assert fnmatch.fnmatchcase(f"Net.{name}", pattern)
@@ -705,7 +705,7 @@ def test_long_names_make_no_first_screen_longer(name: str, act: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(texts, texts, texts, st.integers(1, 60), st.integers(1, 10))
-def test_answers_are_as_short_as_they_say_whatever_the_recording_has(
+def test_answers_are_within_their_limits_for_any_recording(
     name: str, act: str, path: str, count: int, limit: int
 ) -> None:
     def ranges(step: int) -> list[OptionalRange]:
@@ -720,7 +720,7 @@ def test_answers_are_as_short_as_they_say_whatever_the_recording_has(
     assert json.loads(summary.to_json(limit)).keys() == json.loads(summary.to_json()).keys()
 
 
-def test_memory_that_grows_names_who_holds_it() -> None:
+def test_growing_memory_has_its_holders() -> None:
     def grown(**facts: object) -> list[Finding]:
         timeline = training()
         known = fit_metadata({**timeline.metadata, "memory": facts})
@@ -741,18 +741,18 @@ def test_a_tiny_step_is_slow_by_more_than_threads_wait_for_each_other(ms: float,
         forward=lambda step, block: 0.1 + ms * (step == 5 and block == 2), backward=lambda step, block: 0.1
     ).summary()
 
-    assert [one.where for one in slow.findings if one.what == "makes step 5 slow (forward)"] == where
+    assert [finding.where for finding in slow.findings if finding.what == "makes step 5 slow (forward)"] == where
 
 
 @pytest.mark.parametrize(("ms", "count"), [(1.9, 0), (2, 1)])
-def test_what_comes_now_and_then_takes_a_share_of_all_time(ms: float, count: int) -> None:
-    # Two of ten steps of 9 ms save; another four take 26.5 ms longer: 200 ms in all if a save takes 2 ms.
+def test_rare_ranges_have_a_share_of_all_time(ms: float, count: int) -> None:
+    # Two of ten steps of 9 ms save; another four are 26.5 ms longer: 200 ms in all if a save lasts 2 ms.
     timeline = training(
         ranges=lambda step: [("torch.save", "saving", ms)] if step in (4, 7) else [],
         pause=lambda step: 26.5 if step in (1, 3, 5, 9) else 0,
     )
 
-    assert [one[0] for one in found(timeline) if "now and then" in one[0]] == ["saving comes now and then"] * count
+    assert [row[0] for row in found(timeline) if "now and then" in row[0]] == ["saving comes now and then"] * count
 
 
 def test_waiting_for_other_ranks_takes_a_large_share() -> None:
@@ -770,7 +770,7 @@ def test_waiting_for_other_ranks_takes_a_large_share() -> None:
     ("operator", "runs", "again", "text"),
     [
         ("all_reduce", 1, 1, "a step has 1 × all_reduce"),
-        # The model runs twice, and its gradients are sent once: `no_sync` keeps those of the first.
+        # The model runs twice, its gradients are sent once: `no_sync` skips the first time.
         ("all_reduce", 2, 1, "a step has 1 × all_reduce"),
         (
             "broadcast",
@@ -788,9 +788,7 @@ def test_waiting_for_other_ranks_takes_a_large_share() -> None:
         ),
     ],
 )
-def test_communication_says_how_often_a_step_sends_what_gradients_are_summed_up_in(
-    operator: str, runs: int, again: int, text: str
-) -> None:
+def test_communication_has_the_number_of_collectives_per_step(operator: str, runs: int, again: int, text: str) -> None:
     script, now = EventScript(capacity=1 << 10), 1
     name = script.name("DistributedDataParallel", "DistributedDataParallel", "DistributedDataParallel")
     for step in range(STEPS):
@@ -819,14 +817,14 @@ def test_backward_that_waits_for_other_ranks() -> None:
 
     (finding,) = training(ranges=reduce, wait=3).summary().findings
 
-    # Of the 3.1 ms 0.1 are in the collective.
+    # 0.1 of the 3.1 ms are in the collective.
     assert finding[:3] == ("communication takes a large share", "gloo:all_reduce", "communication")
     assert finding.ns_per_step == 3_100_000
     assert finding.evidence == ("3.1 ms of 12 ms (medians); 3 ms of it in backward passes, in no module's backward")
     assert finding.next == "modtrace ranks slow DIR"
-    # 0.8 of 9.8 ms.
+    # Here 0.8 of 9.8 ms.
     assert found(training(ranges=reduce, wait=0.7)) == []
-    # Without other ranks it may be the loss.
+    # Without other ranks, the wait may be in the loss.
     assert found(training(wait=9)) == []
 
 
@@ -843,7 +841,7 @@ def test_few_flops_of_a_known_peak() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\n1. b", "\x1b[2Jred", "a | b <img>"])
-def test_a_range_in_a_heading_of_steps_begins_no_line_and_no_cell(name: str) -> None:
+def test_a_range_in_a_heading_of_steps_starts_no_line_and_no_cell(name: str) -> None:
     table = training(ranges=lambda step: [(name, "user", 1)]).summary().tables["steps"]
 
     text, markdown = table.to("text"), table.to("md").splitlines()
@@ -856,10 +854,10 @@ def test_a_range_in_a_heading_of_steps_begins_no_line_and_no_cell(name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("passes", "named"),
+    ("passes", "expected"),
     [
         (lambda step: 1, []),
-        # 4 ms, once more in each step of 13 ms, in two of three, in each third.
+        # One or two more passes of 4 ms in every step, one more in every second step, one more in every fourth.
         (lambda step: 2, [(4.0, 4 / 13, "once a step, backward twice", "4 ms")]),
         (lambda step: 3, [(8.0, 8 / 17, "once a step, backward 3 times", "4 ms")]),
         (lambda step: 2 - (step % 2), [(2.0, 20 / 110, "once a step, backward 1.5 times", "4 ms")]),
@@ -867,29 +865,31 @@ def test_a_range_in_a_heading_of_steps_begins_no_line_and_no_cell(name: str) -> 
     ],
 )
 def test_a_graph_that_is_kept_for_more_passes(
-    passes: Callable[[int], int], named: list[tuple[float, float, str, str]]
+    passes: Callable[[int], int], expected: list[tuple[float, float, str, str]]
 ) -> None:
     again = [
-        one for one in training(passes=passes).summary().findings if one.what == "runs backward more often than forward"
+        finding
+        for finding in training(passes=passes).summary().findings
+        if finding.what == "runs backward more often than forward"
     ]
 
     assert [(one.where, one.part, one.ns_per_step) for one in again] == [
-        ("Net", "backward", ms * MS) for ms, *_ in named
+        ("Net", "backward", ms * MS) for ms, *_ in expected
     ]
-    for one, (_, share, often, each) in zip(again, named, strict=True):
+    for one, (_, share, often, ms_text) in zip(again, expected, strict=True):
         assert one.share == pytest.approx(share)
-        kept = f"its graph is kept (retain_graph, create_graph) for more, of {each} each"
+        reason = f"its graph is kept (retain_graph, create_graph) for more, of {ms_text} each"
         assert one.evidence == (
-            f"forward {often}: {kept}; one is enough for losses that are added before, "
+            f"forward {often}: {reason}; one is enough for losses that are added before, "
             "and detach() keeps one out of what it does not train"
         )
 
 
 @pytest.mark.parametrize(("modules", "count"), [(BLOCKS // 2, 0), (BLOCKS // 2 + 1, 1)])
-def test_passes_for_some_of_the_weights_are_no_more_passes(modules: int, count: int) -> None:
+def test_passes_for_some_of_the_weights_are_not_further_passes(modules: int, count: int) -> None:
     again = found(training(passes=lambda step: 2, in_later_passes=modules))
 
-    assert [one[0] for one in again] == ["runs backward more often than forward"] * count
+    assert [finding[0] for finding in again] == ["runs backward more often than forward"] * count
 
 
 def test_a_call_that_one_pass_runs_in_two_spans_ran_backward_once_more() -> None:
@@ -900,7 +900,7 @@ def test_a_call_that_one_pass_runs_in_two_spans_ran_backward_once_more() -> None
             script.enter(now, name, 2 * step + call, 4 * step + 2 * call)
             now += MS
             script.exit(now, name, 2 * step + call, 4 * step + 2 * call + 2)
-        # Each call by itself, the later one first; then both by turns, as where gradients are differentiated.
+        # Each call by itself, the later call first; then both in turns, as if gradients are differentiated.
         for number, nodes in enumerate(((3, 2), (1, 0), (3, 1, 2, 0))):
             script.pass_begin(now, 3 * step + number)
             for node in nodes:
@@ -911,6 +911,6 @@ def test_a_call_that_one_pass_runs_in_two_spans_ran_backward_once_more() -> None
 
     (finding,) = build_timeline(script.snapshot()).summary().findings
 
-    # Four nodes of 1 ms of the 10 ms of a step.
+    # Four nodes of 1 ms in a step of 10 ms.
     assert (finding.ns_per_step, finding.share) == (4 * MS, 0.4)
     assert finding.evidence.startswith("forward twice a step, backward 4 times: ")

@@ -1,4 +1,4 @@
-"""Findings of calls, written by hand: of models that are not trained, and of modules that others call in a loop."""
+"""Findings of calls written by hand: models that are not trained, and modules that others call in a loop."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ WITHOUT_CACHE = ": inputs grow, as in generation without a KV cache"
 
 
 def calls(times: Sequence[tuple[float, float]], gap: Callable[[int], float] = lambda call: 0) -> Timeline:
-    """Calls of `Net`, each with its own time, that of its `a` and `b`, and `gap` before it, in ms."""
+    """Calls of `Net`: ms of its own code, ms of each of its `a` and `b`, and ms of `gap` before the call."""
     script, now = EventScript(capacity=1 << 14), 1
     net, *inner = script.name("Net"), script.name("Net.a"), script.name("Net.b")
-    for call, (own, each) in enumerate(times):
+    for call, (own_ms, inner_ms) in enumerate(times):
         now += round(gap(call) * MS)
         script.enter(now, net, call)
-        now += round(own * MS)
+        now += round(own_ms * MS)
         for name in inner:
             script.enter(now, name, call)
-            now += round(each * MS)
+            now += round(inner_ms * MS)
             script.exit(now, name, call)
         script.exit(now, net, call)
     return build_timeline(script.snapshot())
@@ -43,48 +43,48 @@ def test_calls_that_take_longer_and_longer_until_a_new_request(runs: int) -> Non
     (finding,) = calls(request * runs).summary().findings
 
     assert finding[:3] == (GROWS, "Net", "forward")
-    # The first quarter of 23 has 6: 2.25 to 3.5 ms; the last one 5: 6.75 to 7.75 ms.
+    # The first quarter of 23 steps has 6, of 2.25 to 3.5 ms; the last has 5, of 6.75 to 7.75 ms.
     several = "3 runs of 24 steps" if runs > 1 else "24 steps"
     assert finding.evidence == f"from 2.9 ms to 7.2 ms in {several}, in Net, in all modules inside{WITHOUT_CACHE}"
-    # What is above 2.875 ms: 3, 3.25 … 7.75 ms.
+    # The times above 2.875 ms: 3, 3.25 … 7.75 ms.
     assert finding.ns_per_step == round(sum(2 + at / 4 - 2.875 for at in range(4, 24)) / 24 * MS)
 
 
-def test_growing_time_is_that_of_a_module_or_its_own() -> None:
-    (own,) = calls([(1 + at, 1) for at in range(24)]).summary().findings
+def test_growing_time_is_a_modules_or_its_own() -> None:
+    (finding,) = calls([(1 + at, 1) for at in range(24)]).summary().findings
 
-    assert own[:3] == (GROWS, "Net", "forward")
-    assert own.evidence.endswith(" in 24 steps, in Net, in its own time")
+    assert finding[:3] == (GROWS, "Net", "forward")
+    assert finding.evidence.endswith(" in 24 steps, in Net, in its own time")
 
 
-def test_growing_time_is_that_of_a_range() -> None:
+def test_growing_time_may_be_a_ranges() -> None:
     timeline = training(steps=24, ranges=lambda step: [("metrics", "user", 1 + 2 * step)])
 
-    assert [one[:3] for one in found(timeline) if one[0] == GROWS] == [(GROWS, "metrics", "metrics")]
+    assert [row[:3] for row in found(timeline) if row[0] == GROWS] == [(GROWS, "metrics", "metrics")]
 
 
 @pytest.mark.parametrize(("waited_ms", "is_named"), [(9.9, True), (10, False)])
-def test_steps_that_grow_as_the_machine_gets_busier_are_no_finding(waited_ms: float, is_named: bool) -> None:
-    # The range takes 3, 5, 7, 9, 11, 13 ms in the first quarter of 23 steps. What it takes above 8 ms is
-    # 1 + 3 + … + 39 ms, 400 ms all together, of which the thread waits for half in 20 steps.
+def test_steps_that_grow_with_the_machines_load_are_not_a_finding(waited_ms: float, is_named: bool) -> None:
+    # The range lasts 3, 5, 7, 9, 11, 13 ms in the first quarter of 23 steps. Its time above the mean of 8 ms is
+    # 1 + 3 + … + 39 ms, 400 ms in all; the thread waits for half of that in 20 steps.
     delays = [(step, round(waited_ms * MS)) for step in range(20)]
     timeline = training(steps=24, ranges=lambda step: [("metrics", "user", 1 + 2 * step)])
-    noted = {**timeline.metadata, STEP_NOTES: {"steps": 2, "delays": delays}}
+    metadata = {**timeline.metadata, STEP_NOTES: {"steps": 2, "delays": delays}}
 
-    findings = found(replace(timeline, metadata=fit_metadata(noted)))
+    findings = found(replace(timeline, metadata=fit_metadata(metadata)))
 
-    assert [one[0] for one in findings if one[0] == GROWS] == [GROWS] * is_named
+    assert [finding[0] for finding in findings if finding[0] == GROWS] == [GROWS] * is_named
 
 
 @pytest.mark.parametrize(
     "times",
     [
-        [1.0] * 24 + [3.0] * 24,  # another length once
+        [1.0] * 24 + [3.0] * 24,  # one change of the length
         [1 + at / 40 for at in range(24)],  # a machine that gets busier
         [1.0, 5.0, 2.0, 1.0, 9.0, 2.0] * 8,
-        [ms for at in range(4) for ms in [1 + at, 9.0, 9.0] * 5],  # one in three steps grows
+        [ms for at in range(4) for ms in [1 + at, 9.0, 9.0] * 5],  # only every third step grows
         [1 + at / 2 for at in range(11)],
-        # A machine that got busier twice.
+        # A machine that gets busier twice.
         [
             *(30.5, 23.4, 23.6, 21.7, 25.1, 22.8, 16.9, 22.0, 28.3, 21.0, 23.5, 30.6, 26.6, 31.4, 29.3, 25.5, 36.4),
             *(21.5, 15.6, 15.1, 17.4, 15.0, 14.7, 20.8, 21.6, 17.7, 19.0, 34.8, 21.2, 15.3, 17.6, 20.6, 24.1, 22.3),
@@ -93,16 +93,16 @@ def test_steps_that_grow_as_the_machine_gets_busier_are_no_finding(waited_ms: fl
     ],
 )
 def test_calls_that_do_not_grow_steadily(times: list[float]) -> None:
-    assert [one for one in found(calls([(0, ms) for ms in times])) if one[0] == GROWS] == []
+    assert [row for row in found(calls([(0, ms) for ms in times])) if row[0] == GROWS] == []
 
 
 @pytest.mark.parametrize(
     ("gap", "ms"),
     [
         (lambda call: 0.6, 0.6),
-        (lambda call: (0.3, 0.8)[call % 2], None),  # short for 1 of 2
+        (lambda call: (0.3, 0.8)[call % 2], None),  # 0.3 ms is too short
         (lambda call: 0.4, None),
-        (lambda call: (0.4, 4.0)[call % 2], None),  # requests that come at random
+        (lambda call: (0.4, 4.0)[call % 2], None),  # requests at random times
         (lambda call: (0.74, 3.26)[call % 2], None),
         (lambda call: (0.78, 3.22)[call % 2], 2.0),
     ],
@@ -125,7 +125,7 @@ def test_time_between_calls(gap: Callable[[int], float], ms: float | None) -> No
         (lambda call: 5.9 if call % 4 == 3 else 0, ""),  # less than four times as long
     ],
 )
-def test_long_calls_that_take_much_of_all_time_are_said_and_no_finding(own: Callable[[int], float], line: str) -> None:
+def test_long_calls_with_a_large_share_are_a_line_and_not_a_finding(own: Callable[[int], float], line: str) -> None:
     summary = calls([(own(call), 1) for call in range(40)]).summary()
 
     assert summary.lines == ([f"{line}time of all"] if line else [])
@@ -133,7 +133,7 @@ def test_long_calls_that_take_much_of_all_time_are_said_and_no_finding(own: Call
 
 
 def cells(count: int, ms: float, cells: int = 1) -> Timeline:
-    """Calls of `Net`, which runs 4 ms itself, and `count` times each of its `cells`."""
+    """Calls of `Net`, with 4 ms of its own code and `count` calls of each of its `cells`."""
     script, now = EventScript(capacity=1 << 16), 1
     net, inner = script.name("Net"), [script.name(f"Net.cells.{number}") for number in range(cells)]
     for call in range(6):
@@ -150,21 +150,21 @@ def cells(count: int, ms: float, cells: int = 1) -> Timeline:
 
 @pytest.mark.parametrize(("count", "number", "several"), [(32, 1, ""), (16, 2, " (2 modules Net.cells.*)")])
 def test_modules_that_are_called_in_a_loop(count: int, number: int, several: str) -> None:
-    (finding,) = [one for one in cells(count, 0.1, number).summary().findings if one.what == LOOP]
+    (finding,) = [finding for finding in cells(count, 0.1, number).summary().findings if finding.what == LOOP]
 
     assert finding[1:4] == ("Net.cells.0", "forward", round(3.2 * MS))
-    said = f"a call of Net calls it 32 times, 0.1 ms each in forward{several}"
-    assert finding.evidence == f"{said}: a loop in Python, of which fewer and larger calls take less"
+    text = f"a call of Net calls it 32 times, 0.1 ms each in forward{several}"
+    assert finding.evidence == f"{text}: a loop in Python, of which fewer and larger calls take less"
 
 
 @pytest.mark.parametrize(("count", "ms"), [(31, 0.1), (32, 0.03), (32, 1.1)])
-def test_few_calls_short_ones_and_long_ones_are_no_loop(count: int, ms: float) -> None:
-    assert [one for one in found(cells(count, ms)) if one[0] == LOOP] == []
+def test_few_calls_short_calls_and_long_calls_are_not_a_loop(count: int, ms: float) -> None:
+    assert [row for row in found(cells(count, ms)) if row[0] == LOOP] == []
 
 
 @pytest.mark.parametrize(("count", "layers", "is_named"), [(1, 40, False), (2, 20, True)])
-def test_a_list_of_many_layers_is_no_loop(count: int, layers: int, is_named: bool) -> None:
-    assert [one[0] for one in found(cells(count, 0.1, layers)) if one[0] == LOOP] == [LOOP] * is_named
+def test_a_list_of_many_layers_is_not_a_loop(count: int, layers: int, is_named: bool) -> None:
+    assert [row[0] for row in found(cells(count, 0.1, layers)) if row[0] == LOOP] == [LOOP] * is_named
 
 
 @pytest.mark.parametrize(("ms", "trains", "is_named"), [(1, False, True), (0.4, False, False), (1, True, False)])
@@ -184,16 +184,16 @@ def test_weights_that_are_computed_from_others_in_each_call(ms: float, trains: b
         if trains:
             script.node(now, now := now + MS, call)
     what = "computes its parametrized weights in each call"
-    findings = [one for one in build_timeline(script.snapshot()).summary().findings if one.what == what]
+    findings = [finding for finding in build_timeline(script.snapshot()).summary().findings if finding.what == what]
 
-    assert [one[:4] for one in findings] == [(what, "Net.a", "forward", round(1.5 * MS))] * is_named
-    assert [one.evidence for one in findings] == [
+    assert [finding[:4] for finding in findings] == [(what, "Net.a", "forward", round(1.5 * MS))] * is_named
+    assert [finding.evidence for finding in findings] == [
         "2 weights, 1.5 ms a step, though nothing is trained: parametrize.remove_parametrizations(), or "
         "parametrize.cached() around calls, computes them once"
     ] * is_named
 
 
-def test_layers_of_a_deep_model_are_no_loop() -> None:
+def test_layers_of_a_deep_model_are_not_a_loop() -> None:
     script, now = EventScript(capacity=1 << 16), 1
     net, layers = script.name("Net"), [script.name(f"Net.layers.{number}") for number in range(16)]
     inner = [script.name(f"Net.layers.{number}.{name}") for number in range(16) for name in "ab"]
@@ -211,7 +211,7 @@ def test_layers_of_a_deep_model_are_no_loop() -> None:
 
 
 def with_loss(loss: float, alone: float, name: str = "Net", passes: int = 1) -> Timeline:
-    """Steps of a module, forward and backward 10 ms each; the loss takes some, and some of a pass is in no module."""
+    """Steps of a module with 10 ms each of forward and backward, `loss` ms, and `alone` ms of a pass in no module."""
     script, now = EventScript(capacity=1 << 10), 0
     net = script.name(name, name, name)
     for step in range(6):
@@ -227,24 +227,24 @@ def with_loss(loss: float, alone: float, name: str = "Net", passes: int = 1) -> 
 
 
 @pytest.mark.parametrize(("loss", "alone", "ms"), [(3, 0.1, 3.1), (3, 1, None), (3, 2.6, 5.6), (2, 0.1, None)])
-def test_a_loss_without_a_backward_of_its_size_does_something_else(loss: float, alone: float, ms: float | None) -> None:
+def test_a_loss_without_a_backward_of_its_size_has_other_work(loss: float, alone: float, ms: float | None) -> None:
     expected = [("loss takes a large share", None, "loss", ms)] if ms else []
 
-    assert [one[:4] for one in found(with_loss(loss, alone))] == expected
+    assert [row[:4] for row in found(with_loss(loss, alone))] == expected
 
 
-def test_what_differentiates_gradients_is_no_loss() -> None:
-    # The loss takes 3 ms of 38, and 5 ms of the two passes are in no module.
-    named = [one[0] for one in found(with_loss(3, 2.5, passes=2))]
+def test_differentiating_gradients_is_not_a_loss() -> None:
+    # The loss is 3 of 38 ms, and 5 ms of the two passes are in no module.
+    names = [row[0] for row in found(with_loss(3, 2.5, passes=2))]
 
-    assert named == ["runs backward more often than forward"]
+    assert names == ["runs backward more often than forward"]
 
 
 @pytest.mark.parametrize(
     ("forward", "backward", "act", "is_found"),
     [(1, 0.01, "Sines", True), (1, 0.1, "Sines", False), (0.6, 0.01, "Sines", False), (3, 0.01, "Dropout", False)],
 )
-def test_a_module_without_inner_ones_that_has_hardly_any_backward(
+def test_a_module_without_inner_modules_that_has_hardly_any_backward(
     forward: float, backward: float, act: str, is_found: bool
 ) -> None:
     timeline = training(
@@ -253,7 +253,7 @@ def test_a_module_without_inner_ones_that_has_hardly_any_backward(
 
     what = "spends host time in its own forward, outside of inner modules and operators"
     expected = [(what, "Net.blocks.0.act", "forward", 4)] if is_found else []
-    assert [one[:4] for one in found(timeline)] == expected
+    assert [row[:4] for row in found(timeline)] == expected
 
 
 @pytest.mark.parametrize(
@@ -276,21 +276,21 @@ def test_a_call_is_slow_by_the_machine_if_calls_waited_for_a_processor(
     notes = {STEP_NOTES: {"waited_ns": waited_ms * MS}}
 
     findings = replace(timeline, metadata=fit_metadata({**timeline.metadata, **notes})).summary().findings
-    assert [one.where for one in findings] == ["Net.layers.1"] * is_named
+    assert [finding.where for finding in findings] == ["Net.layers.1"] * is_named
 
 
 @pytest.mark.parametrize(
-    ("chosen", "period"),
+    ("steps", "period"),
     [
         ([9, 19, 29], 10),
-        ([10, 20], 0),  # twice is no period
-        ([9, 11, 13], 0),  # others would have been due before and after
+        ([10, 20], 0),  # two occurrences are not a period
+        ([9, 11, 13], 0),  # a period would have steps before and after these
         ([5, 15, 25], 10),
-        ([11, 20, 29], 0),  # one would have been due before
+        ([11, 20, 29], 0),  # a period would have a step before these
         ([1, 8, 15], 0),
         ([3, 13, 22], 0),
         ([4, 5, 6], 0),
     ],
 )
-def test_a_period_is_one_from_begin_to_end(chosen: list[int], period: int) -> None:
-    assert period_of(np.array(chosen), np.arange(30)) == period
+def test_a_period_holds_from_start_to_end(steps: list[int], period: int) -> None:
+    assert period_of(np.array(steps), np.arange(30)) == period

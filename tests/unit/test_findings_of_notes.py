@@ -1,4 +1,4 @@
-"""Findings of what was noted of few steps: loops over parameters, hooks, anomaly detection, float64."""
+"""Findings from the notes of a few steps: loops over parameters, hooks, anomaly detection, float64."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tests.unit.test_findings import BLOCKS, FETCH, MS, OptionalRange, found, tr
 from tests.unit.test_findings_of_calls import with_loss
 
 LOOP = [["mul_", 40, 3 * MS], ["add_", 40, 3 * MS], ["cross_entropy_loss", 2, MS]]
-"""Of two steps."""
+"""Operators of two steps: name, calls, ns."""
 SAME = "is called again with the same inputs"
 OTHER = "time outside of modules and ranges (other) takes a large share"
 
 
 def noted(timeline: Timeline, *, tensors: int = 20, how: str | None = "one by one", **notes: Any) -> Timeline:
-    """Return a timeline whose recording looked at two steps, and noted this."""
+    """Return the timeline with the given notes of two steps."""
     optimizer = {"class": "SGD", "tensors": tensors, "hooks": 0, "how": how}
     known = {**timeline.metadata, OPTIMIZERS: [optimizer], STEP_NOTES: {"steps": 2} | notes}
     return replace(timeline, metadata=fit_metadata(known))
 
 
 def with_loop(before: float, loop: object, tensors: int = 20) -> Timeline:
-    """Steps of 9 ms that take some more before all else, in which a loop runs."""
+    """Steps of 9 ms with `before` ms more at their start, in which a loop runs."""
     return noted(training(before=before), tensors=tensors, operators={"outside": loop})
 
 
-def test_a_loop_over_parameters_beside_the_optimizer() -> None:
+def test_a_loop_over_parameters_outside_the_optimizer() -> None:
     (finding,) = with_loop(2, LOOP).summary().findings
 
     assert finding[:4] == (OTHER, None, "other", 2 * MS)
@@ -49,14 +49,14 @@ def test_a_loop_over_parameters_beside_the_optimizer() -> None:
         (None, 20),
         ("mul_", 20),
         ([["mul_", 40]], 20),
-        (LOOP, 21),  # fewer than there are parameters
-        (LOOP, 0),  # it is the optimizer itself
-        ([["mul_", 40, MS // 4]], 20),  # not what takes the time
-        ([["item", 128, MS // 4]], 20),  # nor what calls it
-        ([["mul_", 14, 6 * MS]], 7),  # few
+        (LOOP, 21),  # fewer calls than parameters
+        (LOOP, 0),  # the optimizer's own loop
+        ([["mul_", 40, MS // 4]], 20),  # little of the time
+        ([["item", 128, MS // 4]], 20),  # the same for `item`
+        ([["mul_", 14, 6 * MS]], 7),  # few calls
     ],
 )
-def test_what_is_no_loop_over_parameters_is_no_finding_below_20_percent(loop: object, tensors: int) -> None:
+def test_other_code_than_a_loop_over_parameters_counts_from_20_percent(loop: object, tensors: int) -> None:
     assert found(with_loop(2, loop, tensors)) == []
     assert found(with_loop(0, LOOP)) == []
 
@@ -65,18 +65,18 @@ def test_what_is_no_loop_over_parameters_is_no_finding_below_20_percent(loop: ob
     ("loops_ns", "is_named"),
     [(None, False), (33_000, False), (100_000, False), (16_500, True), (15_000, True), (0, True)],
 )
-def test_what_is_brief_depends_on_how_quick_python_is(loops_ns: int | None, is_named: bool) -> None:
-    # Every second step has a forward of 1 ms without a backward.
+def test_the_limit_of_brief_code_depends_on_the_speed_of_python(loops_ns: int | None, is_named: bool) -> None:
+    # Every second step has another forward of 1 ms without a backward.
     timeline = training(alone=lambda step: step % 2, forward=lambda step, block: 0.25)
     notes: dict[str, Any] = {} if loops_ns is None else {"loops_ns": loops_ns}
     quick = noted(timeline, **notes)
 
-    names = [one.what for one in quick.summary().findings]
+    names = [finding.what for finding in quick.summary().findings]
 
     assert ("runs forward more often than backward" in names) == is_named
 
 
-def test_clipping_as_torch_does_it_is_no_loop_over_the_parameters() -> None:
+def test_clipping_by_torch_is_not_a_loop_over_the_parameters() -> None:
     assert found(with_loop(2, [["to", 40, MS]])) == []
     assert found(with_loop(2, [["clone", 40, MS]])) == found(with_loop(2, [["to", 40, 3 * MS]])) != []
 
@@ -87,8 +87,8 @@ def test_a_loss_that_goes_over_the_parameters_counts_from_5_percent_on(calls: in
 
     findings = noted(with_loss(1, 1), operators={"outside": loop}, tensors=20).summary().findings
 
-    assert [one[:3] for one in findings] == [("loss takes a large share", None, "loss")] * is_named
-    assert [one.evidence for one in findings] == [
+    assert [finding[:3] for finding in findings] == [("loss takes a large share", None, "loss")] * is_named
+    assert [finding.evidence for finding in findings] == [
         "2 ms of 22 ms (medians), 1 ms of it in backward, outside of modules; a step runs 20 × pow, 20 × sum "
         "there, 1 ms: a loop over the 20 parameters"
     ] * is_named
@@ -102,8 +102,8 @@ def test_python_outside_of_modules_counts_from_10_percent_on(
 ) -> None:
     findings = with_loop(before, [["randn", 2, round(2 * ms_of_operators * MS)]]).summary().findings
 
-    assert [one[:4] for one in findings] == [(OTHER, None, "other", before * MS)] * is_named
-    assert all("hardly any of it in operators of torch" in one.evidence for one in findings)
+    assert [finding[:4] for finding in findings] == [(OTHER, None, "other", before * MS)] * is_named
+    assert all("hardly any of it in operators of torch" in finding.evidence for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -120,32 +120,32 @@ def test_a_multiple_of_few_parameters_or_of_little_time_is_a_loop_over_something
 
 
 @pytest.mark.parametrize(("again", "before", "ms"), [(2, 0, 2), (1, 0, 1), (1, 12, None), (0, 0, None)])
-def test_calls_with_the_same_inputs_are_computed_again(again: int, before: float, ms: float | None) -> None:
+def test_repeated_calls_with_the_same_inputs_are_a_finding(again: int, before: float, ms: float | None) -> None:
     same = {"Net.blocks.1": again, "Net.blocks.1.act": again, "Other": 4}
 
     findings = noted(training(before=before), same_inputs=same).summary().findings
 
-    named = [one[:4] for one in findings if one.what == SAME]
-    assert named == ([] if ms is None else [(SAME, "Net.blocks.1", "forward", ms * MS)])
+    rows = [finding[:4] for finding in findings if finding.what == SAME]
+    assert rows == ([] if ms is None else [(SAME, "Net.blocks.1", "forward", ms * MS)])
 
 
 def with_optimizers(stepped: int, first_tensors: int, optimizer_ms: float = 0, steps: int = 10) -> Timeline:
-    """Steps of 9 ms, and a scheduler that takes some of the optimizer's part."""
+    """Steps of 9 ms and `optimizer_ms` of zero_grad in the optimizer's part, with two optimizers."""
     timeline = training(steps=steps, ranges=lambda step: [("Optimizer.zero_grad#SGD", "optimizer", optimizer_ms)])
-    one = {"class": "SGD", "tensors": 1, "hooks": 0, "how": "one by one"}
-    many = one | {"stepped": stepped, "first_tensors": first_tensors}
-    return replace(timeline, metadata={**timeline.metadata, OPTIMIZERS: [one, many]})
+    small = {"class": "SGD", "tensors": 1, "hooks": 0, "how": "one by one"}
+    many = small | {"stepped": stepped, "first_tensors": first_tensors}
+    return replace(timeline, metadata={**timeline.metadata, OPTIMIZERS: [small, many]})
 
 
-def test_an_optimizer_that_is_made_anew_in_each_step() -> None:
+def test_an_optimizer_that_is_created_in_each_step() -> None:
     (finding,) = with_optimizers(8, 1).summary().findings
 
     assert finding[:5] == ("an optimizer is made anew in each step", "Optimizer.step#SGD.step", "optimizer", 0, 0)
     assert finding.evidence.startswith("7 times or more in 10 steps, for the same parameters")
     assert found(with_optimizers(8, 4)) == found(with_optimizers(8, 1, steps=18)) == []
-    kept = with_optimizers(8, 1)
+    reused = with_optimizers(8, 1)
     whole_run = {"steps": 18, "spans": 0, "seconds": 1, "kept_steps": 10}
-    assert found(replace(kept, metadata={**kept.metadata, WHOLE_RUN: whole_run})) == []
+    assert found(replace(reused, metadata={**reused.metadata, WHOLE_RUN: whole_run})) == []
 
 
 def test_gradients_that_are_filled_with_zeros_count_from_5_percent_on() -> None:
@@ -169,14 +169,14 @@ def test_a_group_for_each_tensor_counts_from_20_percent_on(groups: int, tensors:
 
     findings = replace(timeline, metadata=fit_metadata({**timeline.metadata, OPTIMIZERS: [one]})).summary().findings
 
-    assert [each.what for each in findings] == ["optimizer takes a large share"] * is_named
+    assert [finding.what for finding in findings] == ["optimizer takes a large share"] * is_named
     assert all(
-        "; SGD updates 63 tensors foreach in 32 groups, of which one can have all; " in each.evidence
-        for each in findings
+        "; SGD updates 63 tensors foreach in 32 groups, of which one can have all; " in finding.evidence
+        for finding in findings
     )
 
 
-def test_what_could_not_be_looked_at_is_said() -> None:
+def test_operators_that_could_not_be_noted_are_reported() -> None:
     missed = "; not at: which operators run: the Python engine counts none beside profilers, torch.compile, RPC"
     loop = {"outside": [["add", 2, MS]]}
 
@@ -188,7 +188,7 @@ def test_what_could_not_be_looked_at_is_said() -> None:
 
 
 def test_many_optimizers_take_a_large_share_from_20_percent_on() -> None:
-    # 1 ms are those of the step itself.
+    # The optimizer's step itself is 1 ms.
     (finding,) = with_optimizers(8, 8, 1.3).summary().findings
 
     assert finding[:4] == ("optimizer takes a large share", "Optimizer.zero_grad#SGD", "optimizer", 2.3 * MS)
@@ -205,18 +205,18 @@ def test_many_optimizers_take_a_large_share_from_20_percent_on() -> None:
         (["Net.blocks.*.a", "Net.block"], ["Net.blocks.2.act"]),
     ],
 )
-def test_stages_of_other_sizes_are_no_siblings(unlike: list[str], where: list[str]) -> None:
+def test_stages_of_other_sizes_are_not_siblings(unlike: list[str], where: list[str]) -> None:
     def longer(_: int, block: int) -> float:
         return 5 if block == 2 else 1
 
     timeline = noted(training(forward=longer, backward=longer), unlike=unlike)
 
-    assert [one[1] for one in found(timeline)] == where
+    assert [row[1] for row in found(timeline)] == where
 
 
-def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
+def test_other_time_is_in_operators_or_in_python() -> None:
     evidence = "3 ms of 12 ms (medians); 100% of it follows optimizer"
-    said = [
+    texts = [
         with_loop(3, loop, tensors=tensors).summary().findings[0].evidence.removeprefix(evidence)
         for loop, tensors in (
             (None, 0),
@@ -227,14 +227,14 @@ def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
             ([["to", 40, MS]], 20),
             ([["clone", 40, MS]], 20),
             ([["copy_", 160, 6 * MS]], 20),
-            ([["mul_", 200, 6 * MS]], 20),  # five times for each
-            ([["copy_", 162, 6 * MS]], 20),  # of another loop
-            ([["mean", 128, 6 * MS]], 53),  # the same
-            ([["copy_", 114, 6 * MS]], 53),  # for four buffers too
+            ([["mul_", 200, 6 * MS]], 20),  # five times per parameter
+            ([["copy_", 162, 6 * MS]], 20),  # another loop
+            ([["mean", 128, 6 * MS]], 53),  # another loop
+            ([["copy_", 114, 6 * MS]], 53),  # also over four buffers
         )
     ]
 
-    assert said == [
+    assert texts == [
         "",
         "; a step runs 20 × mul_, 20 × add_ there, 3 ms",
         "; hardly any of it in operators of torch: Python, or waiting",
@@ -261,51 +261,51 @@ AT_LINES = "of it between train.py:31 (optimizer) and train.py:24 (forward)"
 
 
 @pytest.mark.parametrize(
-    ("gaps", "said"),
+    ("gaps", "text"),
     [
         ([gap([3 * MS, 12 * MS // 5]), gap([MS // 4, MS // 4], after="train.py:3")], f"; 80% {AT_LINES}"),
         ([gap([5 * MS, 6 * MS])], f"; 100% {AT_LINES}"),
-        ([gap([3 * MS])], None),  # the other step has none
+        ([gap([3 * MS])], None),  # only in one of two steps
         ([gap([9 * MS, 9 * MS], "loss", "a.py:1"), gap([2 * MS, 3 * MS // 2])], f"; 50% {AT_LINES}"),
         ([gap([3 * MS, 3 * MS], after="train.py:24")], "; 100% of it between optimizer and forward at train.py:24"),
         ([gap([3 * MS, 3 * MS], begun="user")], f"; 100% {AT_LINES.replace('forward', 'range')}"),
-        ([gap([MS, MS // 2])], None),  # many gaps, none of which has much
+        ([gap([MS, MS // 2])], None),  # a gap with little of the time
         ([gap([3 * MS, 3 * MS], after="")], None),
         ([gap([3 * MS, 3 * MS])[:5], 1, [1] * 6, gap(["1", None]), [*gap([])[:5], "1"]], None),
         ("gaps", None),
     ],
 )
-def test_other_time_is_said_to_be_between_lines(gaps: object, said: str | None) -> None:
+def test_other_time_is_between_lines(gaps: object, text: str | None) -> None:
     (finding,) = noted(training(before=3), gaps=gaps).summary().findings
 
-    assert finding.evidence == "3 ms of 12 ms (medians)" + (said or "; 100% of it follows optimizer")
+    assert finding.evidence == "3 ms of 12 ms (medians)" + (text or "; 100% of it follows optimizer")
 
 
 @pytest.mark.parametrize(
-    ("ms", "said"), [(9.1, [f"; 9.1 ms of such a step {AT_LINES.removeprefix('of it ')}"]), (8.9, [])]
+    ("ms", "texts"), [(9.1, [f"; 9.1 ms of such a step {AT_LINES.removeprefix('of it ')}"]), (8.9, [])]
 )
-def test_a_wait_that_some_steps_have_none_of_is_said_to_be_between_lines(ms: float, said: list[str]) -> None:
-    # Steps of 9 ms, seven of ten of which wait; of two that were looked at one does.
+def test_a_wait_in_some_steps_is_between_lines(ms: float, texts: list[str]) -> None:
+    # Steps of 9 ms; seven of ten wait, and one of the two noted steps.
     timeline = training(pause=lambda step: ms if step > 2 else 0)
 
     findings = noted(timeline, gaps=[gap([round(ms * MS)])]).summary().findings
 
-    assert [one.evidence for one in findings] == [
-        f"{ms} ms of 18 ms (medians); 100% of it follows optimizer{text}" for text in said
+    assert [finding.evidence for finding in findings] == [
+        f"{ms} ms of 18 ms (medians); 100% of it follows optimizer{text}" for text in texts
     ]
 
 
-def test_other_time_that_grows_is_said_to_be_between_lines_and_in_operators() -> None:
-    # Steps of 9 ms, and 0 to 23 ms more, 16 of which are between two lines in a step that was looked at.
+def test_growing_other_time_is_between_lines_and_in_operators() -> None:
+    # Steps of 9 ms and 0 to 23 ms more; 16 of them are between two lines in a noted step.
     growing = training(steps=24, pause=lambda step: step)
     cat = {"outside": [["cat", 2, 16 * MS]]}
     grows = [
-        one
-        for one in noted(growing, gaps=[gap([2 * MS, 16 * MS])], operators=cat).summary().findings
-        if one.what == "takes longer from step to step"
+        finding
+        for finding in noted(growing, gaps=[gap([2 * MS, 16 * MS])], operators=cat).summary().findings
+        if finding.what == "takes longer from step to step"
     ]
 
-    assert [one.part for one in grows] == ["other"]
+    assert [finding.part for finding in grows] == ["other"]
     assert grows[0].evidence == (
         "from 12 ms to 30 ms in 24 steps, outside of modules and ranges; 16 ms of such a step "
         f"{AT_LINES.removeprefix('of it ')}; a step runs 1 × cat there, 8 ms"
@@ -317,12 +317,12 @@ def test_other_time_that_grows_is_said_to_be_between_lines_and_in_operators() ->
     [
         (0.5, MS // 2, ["other: 100% of it between train.py:31 (optimizer) and train.py:24 (forward)"]),
         (0.5, MS // 5, ["other: 40% of it between train.py:31 (optimizer) and train.py:24 (forward)"]),
-        (0.5, MS // 8, []),  # less than 30 %
-        (0.4, 2 * MS // 5, []),  # less than 5 % of a step
-        (3, 3 * MS, []),  # a finding says it
+        (0.5, MS // 8, []),  # below 30 % of the part
+        (0.4, 2 * MS // 5, []),  # below 5 % of a step
+        (3, 3 * MS, []),  # reported by a finding
     ],
 )
-def test_parts_that_are_no_finding_have_their_lines_too(before: float, ns: int, lines: list[str]) -> None:
+def test_parts_without_a_finding_have_their_lines_too(before: float, ns: int, lines: list[str]) -> None:
     summary = noted(training(before=before), gaps=[gap([ns, ns])]).summary()
 
     assert summary.lines == lines
@@ -330,7 +330,7 @@ def test_parts_that_are_no_finding_have_their_lines_too(before: float, ns: int, 
     assert [line for line in summary.first_screen().splitlines() if line.startswith("other: ")] == lines
 
 
-def test_the_line_of_a_part_says_which_operators_run_there() -> None:
+def test_the_line_of_a_part_has_its_operators() -> None:
     known: dict[str, Any] = {"gaps": [gap([MS // 2, MS // 2])], "operators": {"outside": [["randint", 2, MS // 10]]}}
 
     (line,) = noted(training(before=0.5), **known).summary().lines
@@ -339,18 +339,18 @@ def test_the_line_of_a_part_says_which_operators_run_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "finding_text"),
     [("torch.load", "loading what was saved takes a large share"), ("torch.save", "saving takes a large share")],
 )
-def test_loading_in_each_step_is_not_called_saving(name: str, what: str) -> None:
+def test_loading_in_each_step_is_not_called_saving(name: str, finding_text: str) -> None:
     (finding,) = training(ranges=lambda step: [(name, "saving", 4)]).summary().findings
 
-    assert finding[:3] == (what, name, "saving")
+    assert finding[:3] == (finding_text, name, "saving")
 
 
 def test_hooks_of_gradients_that_take_a_large_share() -> None:
     def with_hooks(more: float, hooks: int = 12) -> Timeline:
-        # 20 µs for each node, and sums of gradients, are torch's own.
+        # torch itself needs 20 µs for each node, and the sums of gradients.
         with_hooks = ["nodes and hooks", 80, round((8 + 2 * more + 1.6 + 1) * MS)]
         passes = [with_hooks, ["nodes", 80, 8 * MS], ["to", 24, MS], ["sum", 8, MS]]
         return noted(training(wait=1), gradient_hooks=hooks, operators={"in_passes": passes})
@@ -365,22 +365,22 @@ def test_hooks_of_gradients_that_take_a_large_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "part", "said"),
+    ("setting", "part", "text"),
     [("anomaly detection", "backward", "torch.autograd.set_detect_anomaly"), ("torch.profiler", None, "a schedule")],
 )
-def test_what_is_left_on_in_each_step(setting: str, part: str | None, said: str) -> None:
+def test_settings_that_are_on_in_each_step(setting: str, part: str | None, text: str) -> None:
     def on_in(count: int, steps: int = 3) -> Timeline:
         return noted(training(), steps=steps, settings={setting: count})
 
     (finding,) = on_in(3).summary().findings
 
     assert finding[:4] == (f"{setting} is on in each step", None, part, 0)
-    assert said in finding.evidence
+    assert text in finding.evidence
     assert found(on_in(2)) == []
     assert found(on_in(2, steps=2)) == []
 
 
-def test_workers_that_start_anew_are_why_steps_wait_for_data() -> None:
+def test_restarted_workers_explain_why_steps_wait_for_data() -> None:
     fetch, begin = FETCH.replace("SingleProcess", "MultiProcessing"), "enumerate(DataLoader)#DataLoader.__iter__"
 
     def ranges(step: int) -> list[OptionalRange]:
@@ -399,7 +399,7 @@ def test_forward_hooks_that_take_long() -> None:
         timeline = training(own=lambda block: own)
         return noted(timeline, hooks={f"Net.blocks.{block}": 1 for block in range(hooked)})
 
-    # 0.1 ms of each are calls of it and of what it holds.
+    # 0.1 ms of each block's time are calls of the block and of its modules.
     (finding,) = with_hooks(0.24).summary().findings
 
     assert finding[:4] == ("has a forward hook that takes long", "Net.blocks.0", "forward", 560_000)
@@ -409,7 +409,7 @@ def test_forward_hooks_that_take_long() -> None:
     )
     assert found(with_hooks(0.22)) == []
     assert found(with_hooks(0.24, hooked=0)) == []
-    # One that is much slower than its siblings is named so, and its hook is said.
+    # A module that is much slower than its siblings gets that finding, with its hooks in the evidence.
     (finding,) = noted(training(own=lambda block: 5 if block == 1 else 0), hooks={"Net.blocks.1": 2}).summary().findings
     assert finding.what == "is slower than its siblings"
     assert "has 2 forward hooks" in finding.evidence
@@ -431,7 +431,7 @@ def test_gradients_that_no_optimizer_uses() -> None:
     assert len(found(untrained(2, 0.8))) == 1
 
 
-def test_a_slower_module_that_has_more_parameters_says_so() -> None:
+def test_a_slower_module_with_more_parameters_has_that_in_its_evidence() -> None:
     slower = training(forward=lambda step, block: 5 if block == 2 else 1)
 
     (finding,) = noted(slower, size_percent={"Net.blocks.2.act": 880}).summary().findings
@@ -457,7 +457,7 @@ def test_a_model_that_computes_in_float64_as_a_whole() -> None:
 
     (finding,) = with_parameters(8, 8).summary().findings
 
-    # The modules take 8 of the 9 ms of a step.
+    # The modules last 8 of the 9 ms of a step.
     assert finding[:5] == ("computes in float64", "Net", None, 4 * MS, 4 / 9)
     assert finding.evidence == (
         "all parameters are of float64, in which modules take 8 ms a step: "
@@ -477,13 +477,13 @@ def test_modules_with_tables_of_float64_if_gradients_are_cast(name: str) -> None
     assert finding[:4] == ("computes in float64, most others do not", "Net.blocks.1.act", None, 2 * MS)
     assert finding.evidence == "tables of float64 in 1 module, which take 2 ms a step, and gradients are cast"
     assert found(with_tables(1)) == []
-    # Where operators are known to be of float64, it is named for these.
+    # Operators known to be of float64 have a finding of their own.
     inside = {f"Net.blocks.{block}.act": [["", 2, 2 * MS], ["mul", 2, 2 * MS]] for block in range(BLOCKS)}
     inside["Net.blocks.1.act"] = [["", 2, 2 * MS], ["mul (float64)", 2, 2 * MS]]
     assert len(found(with_tables(2, inside=inside))) == 1
 
 
-def test_nodes_that_are_made_without_gradients_are_no_graph() -> None:
+def test_nodes_made_without_gradients_are_not_a_graph() -> None:
     assert len(found(noted(with_teacher(3, range(4)), casts=["Net"]))) == 1
     assert found(noted(with_teacher(3, range(4)), casts=["Teacher"])) == []
 
@@ -499,7 +499,7 @@ def test_an_optimizer_told_to_update_one_by_one() -> None:
 
 
 GROWING = [[1, 0], [2, 50 << 20], [4, 54 << 20], [8, 62 << 20], [16, 78 << 20]]
-"""By 2 MiB a step after the first two."""
+"""Step and resident bytes, which grow by 2 MiB a step after step 2."""
 
 
 def test_memory_that_grows_steadily() -> None:
@@ -513,11 +513,11 @@ def test_memory_that_grows_steadily() -> None:
 @pytest.mark.parametrize(
     "resident",
     [
-        GROWING[:4],  # not long enough
-        [*GROWING[:4], [16, 62 << 20]],  # no more
-        [*GROWING[:4], [16, 67 << 20]],  # less and less
-        [*GROWING[:2], [4, 56 << 20], [8, 68 << 20], [16, 85 << 20]],  # by 3, 3 and 2.1 MiB
-        [[at, held // 4] for at, held in GROWING],  # little
+        GROWING[:4],  # too few steps
+        [*GROWING[:4], [16, 62 << 20]],  # no growth at the end
+        [*GROWING[:4], [16, 67 << 20]],  # slower growth
+        [*GROWING[:2], [4, 56 << 20], [8, 68 << 20], [16, 85 << 20]],  # growth by 3, 3 and 2.1 MiB per step
+        [[step, size // 4] for step, size in GROWING],  # little growth
         [*GROWING[:3], [8, "62"], [16, 78 << 20]],
         [[1, 0]] * 5,
     ],
@@ -533,20 +533,20 @@ def test_a_step_in_which_the_thread_waited_for_a_processor_is_slow_by_the_machin
 
     findings = noted(slow, delays=noted_ns).summary().findings
 
-    assert [one.what for one in findings] == ["makes step 7 slow (forward)"] * is_named
+    assert [finding.what for finding in findings] == ["makes step 7 slow (forward)"] * is_named
 
 
 @pytest.mark.parametrize(
-    ("engine", "step", "took", "is_named"),
+    ("engine", "step", "look_ms", "is_named"),
     [("python", 8, 49, False), ("python", 8, 50, True), ("python", 7, 49, True), ("native", 8, 49, True)],
 )
-def test_the_python_engines_look_at_a_step_makes_it_no_slow_one(
-    engine: str, step: int, took: int, is_named: bool
+def test_the_python_engines_notes_of_a_step_do_not_make_it_slow(
+    engine: str, step: int, look_ms: int, is_named: bool
 ) -> None:
-    slow = training(forward=lambda at, block: took - 3 if at == step and block == 2 else 1)
+    slow = training(forward=lambda number, block: look_ms - 3 if number == step and block == 2 else 1)
     known = replace(slow, metadata=fit_metadata({**slow.metadata, "engine": engine}))
 
-    assert [one.part for one in known.summary().findings] == ["forward"] * is_named
+    assert [finding.part for finding in known.summary().findings] == ["forward"] * is_named
 
 
 def test_steps_that_are_slow_with_a_period_are_not_slow_by_the_machine() -> None:
@@ -554,23 +554,23 @@ def test_steps_that_are_slow_with_a_period_are_not_slow_by_the_machine() -> None
 
     findings = noted(slow, delays=[[step, 40 * MS] for step in (2, 5, 8)]).summary().findings
 
-    assert [one.what for one in findings] == ["makes some steps slow (forward)"]
+    assert [finding.what for finding in findings] == ["makes some steps slow (forward)"]
 
 
-def test_a_step_is_slow_by_the_machine_if_that_is_half_of_all_that_it_takes_more() -> None:
+def test_a_step_is_slow_by_the_machine_if_waiting_is_half_of_its_excess() -> None:
     def whats(waited_ms: int) -> list[str]:
         def times(step: int, block: int) -> int:
             return 31 if step == 7 and block == 2 else 1
 
         slow = training(forward=times, backward=lambda step, block: times(step, block))
-        return [one.what for one in noted(slow, delays=[[7, waited_ms * MS]]).summary().findings]
+        return [finding.what for finding in noted(slow, delays=[[7, waited_ms * MS]]).summary().findings]
 
-    # 30 ms in forward and 30 ms in backward.
+    # The step is longer by 30 ms in forward and 30 ms in backward.
     assert whats(29) == ["makes step 7 slow (forward)"]
     assert whats(30) == []
 
 
-def test_a_stalled_forward_makes_no_module_look_as_if_it_had_hardly_any_backward() -> None:
+def test_a_stalled_forward_does_not_make_a_modules_backward_look_small() -> None:
     stalled = training(forward=lambda step, block: 61 if step == 7 and block == 2 else 1)
 
     assert noted(stalled, delays=[[7, 60 * MS]]).summary().findings == []
@@ -586,7 +586,7 @@ def test_one_module_of_a_list_makes_a_step_slow_by_less_if_it_waited_for_no_proc
 
     findings = noted(slow, delays=delays).summary().findings
 
-    assert [one.where for one in findings] == ["Net.blocks.2.act"] * is_named
+    assert [finding.where for finding in findings] == ["Net.blocks.2.act"] * is_named
 
 
 def test_a_step_with_larger_inputs_has_a_longer_forward_and_backward() -> None:
@@ -604,7 +604,7 @@ def test_a_step_with_larger_inputs_has_a_longer_forward_and_backward() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaps", "slow_gaps"])
-def test_slow_steps_have_their_lines_if_one_was_looked_at(kind: str) -> None:
+def test_slow_steps_have_their_lines_if_one_was_noted(kind: str) -> None:
     slow = training(before=0.1, pause=lambda step: 40 * (step % 3 == 1))
 
     def evidence(ms: int) -> str:
@@ -613,14 +613,14 @@ def test_slow_steps_have_their_lines_if_one_was_looked_at(kind: str) -> None:
         (finding,) = noted(slow, **notes).summary().findings
         return finding.evidence
 
-    said = "; 20 ms of such a step between t.py:9 (optimizer) and t.py:3 (forward)"
-    assert evidence(20).endswith(said)
+    text = "; 20 ms of such a step between t.py:9 (optimizer) and t.py:3 (forward)"
+    assert evidence(20).endswith(text)
     assert "looked" not in evidence(19)
 
 
 @pytest.mark.parametrize(("stop", "is_named"), [(5, True), (17, False)])
-def test_a_machine_that_stops_each_step_somewhere_hides_no_loop_of_half_the_share(stop: int, is_named: bool) -> None:
-    # A loop of 0.6 ms, in the shortest tenths 6.2 % of a step, is 4.4 % of 13.6 ms, and 2.3 % of 25.6 ms.
+def test_stops_of_the_machine_in_each_step_hide_no_loop_of_half_the_share(stop: int, is_named: bool) -> None:
+    # A loop of 0.6 ms is 6.2 % of a step of the shortest tenth, 4.4 % of 13.6 ms, and 2.3 % of 25.6 ms.
     busy = training(
         steps=32,
         before=0.6,
@@ -629,30 +629,30 @@ def test_a_machine_that_stops_each_step_somewhere_hides_no_loop_of_half_the_shar
     )
 
     findings = noted(busy, operators={"outside": [["mul_", 40, MS]]}).summary().findings
-    assert [one.what for one in findings] == [OTHER] * is_named
+    assert [finding.what for finding in findings] == [OTHER] * is_named
 
 
-def test_what_is_known_to_be_a_loop_counts_from_half_a_millisecond_on() -> None:
+def test_a_known_loop_counts_from_half_a_millisecond_on() -> None:
     def whats(before: float) -> list[str]:
         loop = {"outside": [["mul_", 40, MS]]}
-        return [one[0] for one in found(noted(training(steps=32, before=before), operators=loop))]
+        return [row[0] for row in found(noted(training(steps=32, before=before), operators=loop))]
 
     assert whats(0.5) == [OTHER]
     assert whats(0.49) == []
 
 
-def test_an_own_optimizer_that_goes_over_its_parameters_one_by_one() -> None:
+def test_a_users_optimizer_that_loops_over_its_parameters() -> None:
     def evidence(operators: object, **more: Any) -> str:
         slow = training(ranges=lambda step: [("Optimizer.step#Own.step", "optimizer", 4)])
         return noted(slow, operators={"in_optimizers": operators}, **more).summary().findings[0].evidence
 
-    said = "; a step runs 64 × sqrt there: a loop over 20 parameters, for which torch._foreach needs few"
+    text = "; a step runs 64 × sqrt there: a loop over 20 parameters, for which torch._foreach needs few"
     loop = [["sqrt", 128, MS], ["add_", 126, MS]]
-    assert evidence(loop, how=None).endswith(said)
-    assert said not in evidence(loop, how="foreach") + evidence(loop[1:], how=None)
+    assert evidence(loop, how=None).endswith(text)
+    assert text not in evidence(loop, how="foreach") + evidence(loop[1:], how=None)
 
 
-def test_an_optimizer_that_updates_a_table_most_of_all_names_it() -> None:
+def test_an_optimizer_that_mostly_updates_a_table_names_it() -> None:
     slow = training(ranges=lambda step: [("Optimizer.step#SGD.step", "optimizer", 12)])
 
     (finding,) = noted(slow, largest={"Net.table": 96}).summary().findings
@@ -661,10 +661,10 @@ def test_an_optimizer_that_updates_a_table_most_of_all_names_it() -> None:
 
 
 @pytest.mark.parametrize(("delays", "parts"), [([], ["other", "forward"]), ([(3, MS)], ["other"]), (None, ["other"])])
-def test_a_longer_stall_hides_another_slow_step_only_where_the_machine_is_busy(
+def test_a_longer_stall_hides_another_slow_step_only_if_the_machine_is_busy(
     delays: list[tuple[int, int]] | None, parts: list[str]
 ) -> None:
-    # A step is 9 ms; in step 8 each of 4 forwards takes 9 ms more, and before step 12 the program waits.
+    # Steps of 9 ms; in step 8 each of 4 forwards is 9 ms longer, and before step 12 the program waits.
     timeline = training(
         steps=20, forward=lambda step, block: 10 if step == 8 else 1, pause=lambda step: 300 if step == 12 else 0
     )
@@ -672,11 +672,11 @@ def test_a_longer_stall_hides_another_slow_step_only_where_the_machine_is_busy(
     known: dict[str, Any] = {} if delays is None else {"delays": delays}
     findings = noted(timeline, **known).summary().findings
 
-    assert [one.part for one in findings if "slow" in one.what] == parts
+    assert [finding.part for finding in findings if "slow" in finding.what] == parts
 
 
-SLOWLY = [[at, held // 2] for at, held in GROWING]
-"""By 1 MiB a step."""
+SLOWLY = [[step, size // 2] for step, size in GROWING]
+"""The same with a growth of 1 MiB a step."""
 
 
 @pytest.mark.parametrize(
@@ -684,19 +684,19 @@ SLOWLY = [[at, held // 2] for at, held in GROWING]
     [
         ({"Net.seen": [[2, 2], [3, 3], [5, 5], [9, 9], [17, 17]]}, "; Net.seen gets 1 values more", "Net"),
         ({"__main__.losses": [[3, 6], [5, 10], [9, 18], [17, 34]]}, "; __main__.losses gets 2 values more", None),
-        ({"Net.seen": [[3, 3], [5, 5], [9, 9]]}, None, None),  # not often
-        ({"Net.seen": [[3, 3], [5, 5], [9, 9], [17, 11]]}, None, None),  # less and less
-        ({"Net.seen": [[3, 3], [3, 5], [9, 9], [17, 17]]}, None, None),  # as no recording notes it
+        ({"Net.seen": [[3, 3], [5, 5], [9, 9]]}, None, None),  # too few lengths
+        ({"Net.seen": [[3, 3], [5, 5], [9, 9], [17, 11]]}, None, None),  # slower growth
+        ({"Net.seen": [[3, 3], [3, 5], [9, 9], [17, 17]]}, None, None),  # one step twice, which no recording has
         ({"Net.seen": [3, 5, 9, 17]}, None, None),
     ],
 )
-def test_a_list_that_grows_holds_memory_that_does(
+def test_a_growing_list_explains_growing_memory(
     lengths: dict[str, object], evidence: str | None, where: str | None
 ) -> None:
     findings = noted(training(), resident=SLOWLY, lengthen=lengths).summary().findings
 
-    said = [f"the process holds about 1.00 MiB more after each step{evidence}"] if evidence else []
-    assert [(one.evidence, one.where) for one in findings] == [(each, where) for each in said]
+    expected = [f"the process holds about 1.00 MiB more after each step{evidence}"] if evidence else []
+    assert [(finding.evidence, finding.where) for finding in findings] == [(text, where) for text in expected]
     assert found(noted(training(), lengthen=lengths)) == []
 
 
@@ -706,7 +706,7 @@ def test_copies_of_the_parameters() -> None:
     assert finding.evidence.endswith("; a step runs 20 × clone there, 3 ms: copies of the 20 parameters")
 
 
-def test_notes_that_are_none_are_no_findings() -> None:
+def test_malformed_notes_are_not_findings() -> None:
     timeline = training()
     odd: list[object] = [None, 1, [], {}, {"steps": "2"}, {"steps": 0, "operators": {"outside": LOOP}}]
     odd += [{"steps": 2, "operators": [], "hooks": [], "settings": [], "doubles": {"a": 1}, "gradient_hooks": "3"}]
@@ -719,23 +719,23 @@ def test_notes_that_are_none_are_no_findings() -> None:
     [
         ("aaabb", 2, True),
         ("aaabb", 1, False),  # 1.1 times as long
-        ("aaaba", 2, False),  # as the last batch of an epoch
+        ("aaaba", 2, False),  # smaller again, as after the last batch of an epoch
         ("aaabc", 2, False),
         ("aaaaa", 2, False),
         ("", 2, False),
-        ("ab", 2, False),  # two steps are too few to tell what they took before
+        ("ab", 2, False),  # two noted steps do not show the time before
     ],
 )
-def test_steps_that_take_longer_as_their_inputs_are_larger_to_the_end(looks: str, more_ms: int, is_named: bool) -> None:
+def test_steps_that_stay_longer_because_of_larger_inputs(looks: str, more_ms: int, is_named: bool) -> None:
     steps = [1, 2, 6, 12, 16] if len(looks) > 2 else [1, 12][: len(looks)]
-    # Steps take 9 ms until step 9, then one or two more in forward.
+    # Steps last 9 ms until step 9, then one or two ms longer in forward.
     timeline = training(steps=20, forward=lambda step, block: 1 + more_ms / BLOCKS * (step > 9))
     sizes = {"a": "float32[8, 4]", "b": "float32[16, 4]", "c": "float32[17, 4]"}
 
-    named = noted(timeline, inputs={"Net": [[step, sizes[each]] for step, each in zip(steps, looks, strict=True)]})
-    larger = [one for one in named.summary().findings if one.what == "gets larger inputs after some steps"]
+    named = noted(timeline, inputs={"Net": [[step, sizes[look]] for step, look in zip(steps, looks, strict=True)]})
+    larger = [finding for finding in named.summary().findings if finding.what == "gets larger inputs after some steps"]
 
-    assert [(one.where, one.ns_per_step, one.evidence) for one in larger] == [
+    assert [(finding.where, finding.ns_per_step, finding.evidence) for finding in larger] == [
         (
             "Net",
             round(2 * MS * 8 / 20),

@@ -1,4 +1,4 @@
-"""Findings of what modules do themselves: loops, float64, copies, masks, Python; by operators, or by nodes alone."""
+"""Findings of modules' own code: loops, float64, copies, masks, Python; from operators, or from nodes only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PYTHON = "spends host time in its own forward, outside of inner modules and oper
 
 
 def inside(operators: Operators) -> dict[str, Any]:
-    """Return notes of two looks: what each block runs itself in a step, as name, calls and ms."""
+    """Return notes of two steps in which each block itself runs `operators`: name, calls and ms per step."""
     rows = [(name, round(LOOKS * count), round(LOOKS * ms * MS)) for name, count, ms in operators]
     total = [("", sum(count for _, count, _ in rows), sum(ns for _, _, ns in rows))]
     acts = {
@@ -41,7 +41,7 @@ def inside(operators: Operators) -> dict[str, Any]:
 
 
 def with_own(ms: float, operators: Operators, **more: Any) -> Timeline:
-    """Steps in which each block takes so long itself in forward, and runs these operators."""
+    """Steps in which each block has `ms` of its own code in forward and runs `operators` there."""
     return noted(training(own=lambda block: ms), **{**inside(operators), **more})
 
 
@@ -50,7 +50,7 @@ def only(timeline: Timeline) -> Finding:
     return finding
 
 
-# 4 blocks of 1 ms in a step of 13 ms. Calling n operators takes 20 us each, and a call and one inside 50 us each.
+# 4 blocks of 1 ms in a step of 13 ms. Calling an operator costs 20 µs; a call and an inner call cost 50 µs each.
 @pytest.mark.parametrize(
     ("operators", "what", "ms"),
     [
@@ -71,7 +71,7 @@ def only(timeline: Timeline) -> Finding:
         ([], PYTHON, 4 * (1 - 0.1)),
     ],
 )
-def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, ms: float) -> None:
+def test_findings_of_the_own_operators_of_modules_of_one_place(operators: Operators, what: str, ms: float) -> None:
     finding = only(with_own(1, operators))
 
     assert finding[:3] == (what, "Net.blocks.0", "forward")
@@ -85,18 +85,18 @@ def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, 
 @pytest.mark.parametrize(
     ("own", "operators"),
     [
-        (1, [("matmul", 39, 0.2), ("add", 24, 0.4)]),  # few
+        (1, [("matmul", 39, 0.2), ("add", 24, 0.4)]),  # one call too few
         (0.1, [("matmul", 64, 0.09)]),  # 0.4 ms of 9.4
-        (1, [("linear (float64)", 1, 0.4), ("linear", 1, 0.5)]),  # not most of it
+        (1, [("linear (float64)", 1, 0.4), ("linear", 1, 0.5)]),  # less than half of the time
         (1, [("clone", 1, 0.1), ("ones", 1, 0.1), ("linear", 1, 0.7)]),
         (1, [("sort", 1, 0.4), ("linear", 1, 0.5)]),
         (1, [("linalg_vector_norm", 1, 0.9)]),
         (0.1, [("sort", 1, 0.1)]),  # 0.4 ms of 9.4
-        (1, [("linear", 1, 0.5)]),  # 38 % of it
-        (1, [("matmul", 1, 0.3), ("softmax", 1, 0.5)]),  # one product
-        (1, [("bmm", 4, 0.3), ("softmax", 1, 0.5)]),  # two are of positions
-        (1, [("matmul", 2, 0.3), ("softmax", 1, 0.2), ("add", 1, 0.4)]),  # perhaps a bias that is learned
-        (1, [("scaled_dot_product_attention", 2, 0.7), ("linear", 1, 0.2)]),  # its own, and of what was encoded
+        (1, [("linear", 1, 0.5)]),  # 38 % of the block's time
+        (1, [("matmul", 1, 0.3), ("softmax", 1, 0.5)]),  # only one product
+        (1, [("bmm", 4, 0.3), ("softmax", 1, 0.5)]),  # two of the products are of positions
+        (1, [("matmul", 2, 0.3), ("softmax", 1, 0.2), ("add", 1, 0.4)]),  # perhaps a learned bias
+        (1, [("scaled_dot_product_attention", 2, 0.7), ("linear", 1, 0.2)]),  # self-attention and cross-attention
         (1, [("mul", 1, 0.2), ("sum", 2, 0.4), ("linear", 1, 0.3)]),
         (1, [("mul", 1, 0.1), ("sum", 1, 0.1), ("linear", 1, 0.7)]),
         (1, [("mul", 1, 0.3), ("sum", 1, 0.3), ("rsqrt", 1, 0.3)]),  # a norm
@@ -106,7 +106,7 @@ def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, 
         (0.2, []),  # 0.4 ms of 9.8
     ],
 )
-def test_what_is_close_to_that_is_no_finding(own: float, operators: Operators) -> None:
+def test_operators_close_to_these_are_not_a_finding(own: float, operators: Operators) -> None:
     assert found(with_own(own, operators)) == []
 
 
@@ -119,7 +119,7 @@ def test_what_is_close_to_that_is_no_finding(own: float, operators: Operators) -
         ([("cat", 2, 0.5), ("scaled_dot_product_attention", 1, 0.4)], True, 0),
     ],
 )
-def test_attention_that_puts_its_cache_together_anew(operators: Operators, trains: bool, count: int) -> None:
+def test_attention_that_concatenates_its_cache_in_each_call(operators: Operators, trains: bool, count: int) -> None:
     script, now = EventScript(capacity=1 << 10), 1
     net, attention = script.name("Net"), script.name("Net.attention")
     for call in range(STEPS):
@@ -136,11 +136,11 @@ def test_attention_that_puts_its_cache_together_anew(operators: Operators, train
     total = "", sum(times for _, times, _ in rows), sum(ns for _, _, ns in rows)
     timeline = noted(build_timeline(script.snapshot()), inside={"Net.attention": [total, *rows]})
 
-    named = [one for one in timeline.summary().findings if one.what.startswith("puts the tensors")]
-    assert [(one.where, one.ns_per_step) for one in named] == [("Net.attention", round(10 / 9 * MS))] * count
+    findings = [finding for finding in timeline.summary().findings if finding.what.startswith("puts the tensors")]
+    assert [(one.where, one.ns_per_step) for one in findings] == [("Net.attention", round(10 / 9 * MS))] * count
 
 
-def test_operators_of_a_loop_are_named_a_call() -> None:
+def test_operators_of_a_loop_are_counted_per_call() -> None:
     assert only(with_own(1, [("matmul", 40, 0.2), ("add", 24, 0.3)])).evidence == (
         "own forward 4 ms a step in 4 modules Net.blocks.* (Block), own backward 0 ms; a call runs 24 × add, "
         "40 × matmul, in all 64 operators of 0.5 ms: fewer and larger ones take less"
@@ -148,54 +148,54 @@ def test_operators_of_a_loop_are_named_a_call() -> None:
 
 
 @pytest.mark.parametrize(("long", "is_named"), [(32, True), (40, False)])
-def test_what_takes_little_of_most_steps_is_no_finding(long: float, is_named: bool) -> None:
+def test_a_small_share_of_most_steps_is_not_a_finding(long: float, is_named: bool) -> None:
     timeline = training(own=lambda block: 1, forward=lambda step, block: 1.0 if step < 2 else long)
 
-    # 3.12 ms of 13 ms in the first of ten steps, and of a mean of 112 or 138 ms.
-    assert [one[0] for one in found(noted(timeline, **inside([("linear", 1, 0.1)])))] == [PYTHON] * is_named
+    # 3.12 ms of 13 ms in the first of ten steps, and of a mean step of 112 or 138 ms.
+    assert [row[0] for row in found(noted(timeline, **inside([("linear", 1, 0.1)])))] == [PYTHON] * is_named
 
 
-def test_what_is_compiled_in_the_first_step_is_no_python_in_the_others() -> None:
-    # Each `act` takes 1 ms in forward, all of it in an operator, and 3 ms in backward.
+def test_compiling_in_the_first_step_is_not_python_in_the_others() -> None:
+    # Each `act` lasts 1 ms in forward, all in an operator, and 3 ms in backward.
     compiled = training(forward=lambda step, block: 300 if step == 0 else 1, backward=lambda step, block: 3)
 
     assert found(noted(compiled, **inside([]))) == []
 
 
-def test_what_modules_take_in_evaluations_is_no_work_of_steps() -> None:
-    # Each `act` takes 1 ms in forward and 1 ms in backward; in evaluations it runs 8 times more for each step.
+def test_time_of_modules_in_evaluations_is_not_work_of_steps() -> None:
+    # Each `act` lasts 1 ms in forward and 1 ms in backward; evaluations call it 8 more times per step.
     acts = {f"Net.blocks.{block}.act": [[name, 2, 2 * MS] for name in ("", "clone")] for block in range(BLOCKS)}
 
     findings = noted(training(evaluations=8), inside=acts).summary().findings
 
-    assert [one.what for one in findings] == ["evaluation takes a large share", MOVES]
+    assert [finding.what for finding in findings] == ["evaluation takes a large share", MOVES]
     assert findings[1].evidence.startswith(
         "own forward 4 ms a step in 4 modules Net.blocks.*.act (GELU), own backward 4 ms; a call runs "
     )
 
 
-def test_long_operators_are_no_loop() -> None:
+def test_long_operators_are_not_a_loop() -> None:
     assert found(with_own(12.9, [("matmul", 64, 12.9)])) == []
-    assert [one[0] for one in found(with_own(12.8, [("matmul", 64, 12.8)]))] == [LOOP]
+    assert [row[0] for row in found(with_own(12.8, [("matmul", 64, 12.8)]))] == [LOOP]
 
 
-def test_modules_that_hold_float64_or_where_most_compute_in_it_are_not_named_for_that() -> None:
+def test_float64_is_not_a_finding_in_modules_that_hold_it_or_if_most_time_is_in_it() -> None:
     operators = [("linear (float64)", 1, 0.9)]
-    assert [one[0] for one in found(with_own(1, operators))] == [DOUBLES]
-    # 3.6 of what is inside of modules, and the acts take 3.5.
+    assert [row[0] for row in found(with_own(1, operators))] == [DOUBLES]
+    # More than half of modules' time is in float64: 3.6 ms, and 3.5 ms in the acts.
     acts = {f"Net.blocks.{block}.act": [["", 2, round(1.75 * MS)]] for block in range(BLOCKS)}
     assert found(with_own(1, operators, inside=inside(operators)["inside"] | acts)) == []
 
 
 def test_modules_that_were_not_noted_are_not_judged() -> None:
     acts = inside([])["inside"]
-    others = {f"Other.{number}": [["", 1, 1]] for number in range(64 - len(acts))}
-    assert found(with_own(1, [], inside=acts | others)) == []
-    others.popitem()
-    assert [one[0] for one in found(with_own(1, [], inside=acts | others))] == [PYTHON]
+    other_notes = {f"Other.{number}": [["", 1, 1]] for number in range(64 - len(acts))}
+    assert found(with_own(1, [], inside=acts | other_notes)) == []
+    other_notes.popitem()
+    assert [row[0] for row in found(with_own(1, [], inside=acts | other_notes))] == [PYTHON]
 
 
-def test_an_outlier_says_which_operators_it_runs() -> None:
+def test_an_outlier_has_its_operators_in_its_evidence() -> None:
     slow = training(own=lambda block: 4 if block == 2 else 0.2)
     operators = {"Net.blocks.2": [["", 260, 8 * MS], [" (float64)", 4, MS], ["bmm", 256, MS], ["add", 4, MS]]}
 
@@ -215,10 +215,10 @@ def test_an_outlier_says_which_operators_it_runs() -> None:
         (1.3, 0, False),  # 30 % of 4 ms
         (None, 1, True),
         (None, 0, False),  # no operators were counted
-        (None, 64, False),  # not those of all modules
+        (None, 64, False),  # not the operators of all modules
     ],
 )
-def test_an_outlier_says_that_its_own_forward_is_python(operators_ms: float | None, others: int, says: bool) -> None:
+def test_the_evidence_of_an_outlier_has_its_python_time(operators_ms: float | None, others: int, says: bool) -> None:
     slow = training(own=lambda block: 4 if block == 2 else 0.2)
     noted_of = {f"Net.other.{number}": [["", 2, MS]] for number in range(others)}
     if operators_ms is not None:
@@ -231,11 +231,11 @@ def test_an_outlier_says_that_its_own_forward_is_python(operators_ms: float | No
     assert finding.evidence.endswith(text) == says
 
 
-def test_only_those_modules_of_a_place_count_that_work_so() -> None:
-    # 1 ms of 4 blocks each; two of them compute attention by hand, 0.5 of 0.9 ms beside the products.
+def test_only_the_affected_modules_of_a_place_count() -> None:
+    # 1 ms of each of 4 blocks; two compute attention by hand, with 0.5 of 0.9 ms outside the products.
     by_hand = inside([("matmul", 2, 0.3), ("softmax", 1, 0.2), ("masked_fill", 1, 0.3), ("linear", 1, 0.1)])["inside"]
-    others = inside([("scaled_dot_product_attention", 1, 0.9)])["inside"]
-    notes = {**others, **{fqn: by_hand[fqn] for fqn in ("Net.blocks.1", "Net.blocks.3")}}
+    fused_notes = inside([("scaled_dot_product_attention", 1, 0.9)])["inside"]
+    notes = {**fused_notes, **{fqn: by_hand[fqn] for fqn in ("Net.blocks.1", "Net.blocks.3")}}
 
     finding = only(noted(training(own=lambda block: 1), inside=notes))
 
@@ -245,13 +245,13 @@ def test_only_those_modules_of_a_place_count_that_work_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["PairLoss", "Pairs"])
-def test_a_loop_in_a_loss_is_told_once(name: str) -> None:
+def test_a_loop_in_a_loss_is_reported_once(name: str) -> None:
     timeline = noted(with_loss(5, 1, name), inside={name: [["", 200 * LOOKS, 9 * LOOKS * MS]]})
 
     findings = timeline.summary().findings
 
-    others = ["loss takes a large share"] * (name == "Pairs")
-    assert [one.what for one in findings] == [LOOP, *others]
+    expected = ["loss takes a large share"] * (name == "Pairs")
+    assert [finding.what for finding in findings] == [LOOP, *expected]
 
 
 @pytest.mark.parametrize(
@@ -267,19 +267,19 @@ def test_a_table_whose_backward_is_ten_times_as_long_as_its_forward(
 
     findings = noted(timeline).summary().findings
 
-    assert [one[:4] for one in findings] == [
+    assert [finding[:4] for finding in findings] == [
         ("has a gradient of its whole table", "Net.blocks.0.act", "backward", 4 * backward_ms * MS)
     ] * is_named
-    assert all(one.evidence.endswith("that no input names: sparse=True has only the others") for one in findings)
+    assert all(row.evidence.endswith("that no input names: sparse=True has only the others") for row in findings)
 
 
-def test_operators_of_float64_count_together_where_they_are_noted_so() -> None:
+def test_operators_of_float64_are_counted_together_if_noted_so() -> None:
     notes = inside([("mul", 1, 0.3), ("add (float64)", 1, 0.1)])
     for fqn, (total, *rows) in notes["inside"].items():
         if not fqn.endswith(".act"):
-            # 0.2 ms of more operators, of float64 all but the first, of which only the longest have names.
-            whole = ("", total[1] + 2 * LOOKS, total[2] + round(0.2 * LOOKS * MS))
-            notes["inside"][fqn] = [whole, (" (float64)", 3 * LOOKS, round(0.31 * LOOKS * MS)), *rows]
+            # 0.2 ms of two more operators, not named because they are short. All except `mul` are of float64.
+            total_row = ("", total[1] + 2 * LOOKS, total[2] + round(0.2 * LOOKS * MS))
+            notes["inside"][fqn] = [total_row, (" (float64)", 3 * LOOKS, round(0.31 * LOOKS * MS)), *rows]
 
     finding = only(noted(training(own=lambda block: 1), **notes))
 
@@ -302,8 +302,8 @@ def test_each_call_of_a_generate_is_short_if_a_step_would_be(own: float, is_name
         script.collective(now, Kind.RANGE_END, text, step)
     timeline = noted(build_timeline(script.snapshot()), inside={"Net.a": [["", 2, MS], ["linear", 2, MS]]})
 
-    # Less 50 us for a call and for one inside: 1.1 or 0.9 ms.
-    assert [one[:2] for one in found(timeline)] == [(PYTHON, "Net")] * is_named
+    # Minus 50 µs for the call and 50 µs for the inner call: 1.1 or 0.9 ms.
+    assert [row[:2] for row in found(timeline)] == [(PYTHON, "Net")] * is_named
 
 
 def test_a_step_of_several_calls_has_the_operators_of_all() -> None:

@@ -15,9 +15,9 @@ MODULES = ("Net.a", "Net.b", "Net.c", "Net.d")
 
 
 def calls(took: Callable[[int, int, int], int], begin: Callable[[int, int], int]) -> Timeline:
-    """24 calls of `Net` on each of two threads: what each of its modules takes, and when each call begins, in ms.
+    """24 calls of `Net` on each of two threads, with the ms of each of its modules and the start of each call in ms.
 
-    Both get the thread and the call; `took` the module's place too.
+    Both functions get the thread and the call; `took` also gets the module's index.
     """
     script = EventScript(capacity=1 << 12)
     names = {fqn: script.name(fqn) for fqn in ("Net", *MODULES)}
@@ -32,20 +32,20 @@ def calls(took: Callable[[int, int, int], int], begin: Callable[[int, int], int]
                 now += took(thread, call, place) * MS
                 events.append((now, len(events), thread, f"exit {fqn}", number))
             events.append((now, len(events), thread, "exit Net", number))
-    for time, _, thread, what, number in sorted(events):
+    for time, _, thread, event, number in sorted(events):
         script.on_thread(threads[thread])
-        how, _, fqn = what.partition(" ")
+        how, _, fqn = event.partition(" ")
         (script.enter if how == "enter" else script.exit)(time, names[fqn], number)
     return build_timeline(script.snapshot())
 
 
 def stopped(thread: int, call: int, place: int) -> int:
-    """1 ms, and 16 more in one of the four modules, another one in each call."""
+    """1 ms, and 16 ms more in one of the four modules, in turn."""
     return 17 if (thread + call) % 4 == place else 1
 
 
 def test_calls_of_threads_that_stop_each_other_in_one_module_or_another() -> None:
-    """20 ms are a call, of which the modules take 4 when nothing stops them."""
+    """A call lasts 20 ms; without stops, its modules would last 4 ms."""
     (finding,) = calls(stopped, lambda _, call: 20 * call).summary().findings
 
     assert finding[:3] == ("calls of 2 threads wait for each other", None, None)
@@ -58,9 +58,9 @@ def test_calls_of_threads_that_stop_each_other_in_one_module_or_another() -> Non
     ("took", "begin"),
     [
         (stopped, lambda thread, call: 20 * (2 * call + thread)),  # one after the other
-        (lambda thread, call, _: (1, 9)[(thread + call) % 2], lambda _, call: 36 * call),  # short inputs and long ones
+        (lambda thread, call, _: (1, 9)[(thread + call) % 2], lambda _, call: 36 * call),  # short and long inputs
         (lambda thread, call, place: (1, 17)[(thread + call) % 24 == place], lambda _, call: 20 * call),  # rarely
     ],
 )
-def test_calls_of_threads_that_do_not(took: Callable[[int, int, int], int], begin: Callable[[int, int], int]) -> None:
-    assert [one for one in calls(took, begin).summary().findings if "threads" in one.what] == []
+def test_calls_of_threads_without_waits(took: Callable[[int, int, int], int], begin: Callable[[int, int], int]) -> None:
+    assert [finding for finding in calls(took, begin).summary().findings if "threads" in finding.what] == []

@@ -34,7 +34,7 @@ def entry(
     group: tuple[str, str] = WORLD,
     **fields: Any,
 ) -> dict[str, Any]:
-    """An entry that was created so many seconds before the dump."""
+    """An entry that was created the given number of seconds before the dump."""
     known = {
         "frames": [
             {"name": "all_reduce", "filename": "/opt/torch/distributed/distributed_c10d.py", "line": 3245},
@@ -82,7 +82,7 @@ def write(folder: Path, rank: int, *entries: dict[str, Any], **options: Any) -> 
     return str(path)
 
 
-def test_a_dump_tells_how_far_each_group_is(tmp_path: Path) -> None:
+def test_a_dump_shows_the_progress_of_each_group(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         3,
@@ -109,7 +109,7 @@ def test_a_dump_tells_how_far_each_group_is(tmp_path: Path) -> None:
     )
 
 
-def test_its_form_in_json_tells_the_same(tmp_path: Path) -> None:
+def test_a_dump_in_json_shows_the_same(tmp_path: Path) -> None:
     entries = (entry("all_reduce", 1, 30), entry("barrier", 2, 5, "scheduled", is_p2p=False))
     pickled = read_flight_record(write(tmp_path, 0, *entries))
     path = tmp_path / "trace_0.json"
@@ -118,7 +118,7 @@ def test_its_form_in_json_tells_the_same(tmp_path: Path) -> None:
     assert read_flight_record(str(path)) == pickled._replace(path=str(path))
 
 
-def test_sends_and_receives_are_told_by_who_has_not_completed_them(tmp_path: Path) -> None:
+def test_sends_and_receives_have_the_ranks_that_have_not_completed_them(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         1,
@@ -158,7 +158,7 @@ class Evil:
         (b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.", "it refers to builtins.eval"),
     ],
 )
-def test_what_is_no_dump_is_an_error_and_runs_nothing(
+def test_a_file_that_is_not_a_dump_is_an_error_and_runs_nothing(
     tmp_path: Path, data: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -171,7 +171,7 @@ def test_what_is_no_dump_is_an_error_and_runs_nothing(
 
 
 def test_a_pickle_cannot_ask_for_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
-    # An empty dictionary that is to be the 16,777,217th object to refer to, and a bytearray of a gigabyte.
+    # A dictionary stored under memo index 16,777,216 of the pickle, and a bytearray of a gigabyte.
     hollow = {
         "trace_0": b"\x80\x02}r\x00\x00\x00\x01X\x07\x00\x00\x00entries]s.",
         "trace_1": b"\x80\x05}\x8c\x07entries\x96" + (1 << 30).to_bytes(8, "little") + b"s.",
@@ -188,7 +188,7 @@ def test_a_pickle_cannot_ask_for_more_memory_than_it_has_bytes(tmp_path: Path) -
         tracemalloc.stop()
 
 
-def test_sizes_that_hold_each_other_and_endless_numbers_are_not_written_out(tmp_path: Path) -> None:
+def test_recursive_sizes_and_endless_numbers_are_not_written_out(tmp_path: Path) -> None:
     line = {"name": "train", "filename": "train.py", "line": 10**5000}
     shared: list[Any] = [1]
     for _ in range(20):
@@ -203,8 +203,8 @@ def test_sizes_that_hold_each_other_and_endless_numbers_are_not_written_out(tmp_
         entry("barrier", 3, 3, "started", TENSOR_PARALLEL, input_sizes=[[10**5000]], frames=[line]),
         entry(f"send 0->{10**50}", 1, 30, is_p2p=True),
     )
-    progress, other = read_flight_record(path).groups
-    assert (progress.last, other.blocked and other.blocked.details) == (4, ("started on the device",))
+    progress, second_group = read_flight_record(path).groups
+    assert (progress.last, second_group.blocked and second_group.blocked.details) == (4, ("started on the device",))
     assert progress.blocked == Blocked("all_reduce", 4, DUMPED - 3 * SECOND, 0, ("started on the device",))
 
 
@@ -216,7 +216,7 @@ def test_entries_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     assert (progress.group, progress.last, progress.recent) == (Group("0", (), "default_pg"), 4, ("all_reduce",))
 
 
-def test_the_rank_is_what_the_name_ends_with() -> None:
+def test_the_rank_is_the_end_of_the_name() -> None:
     assert [rank_of_dump(name) for name in ("/x/nccl_trace_rank_12", "trace_3.json", "7.pickle", "dump")] == [
         12,
         3,
@@ -229,7 +229,7 @@ def record(rank: int, tmp_path: Path, *entries: dict[str, Any], **options: Any) 
     return read_flight_record(write(tmp_path, rank, *entries, **options))
 
 
-def test_a_hang_that_only_the_recorder_sees_is_told_with_the_modules_of_the_rings(tmp_path: Path) -> None:
+def test_a_hang_seen_only_by_the_recorder_has_the_modules_of_the_rings(tmp_path: Path) -> None:
     records = [
         record(rank, tmp_path, entry("all_reduce", 812, 40), entry("all_reduce", 813, 24, "started"))
         for rank in range(3)
@@ -246,7 +246,7 @@ def test_a_hang_that_only_the_recorder_sees_is_told_with_the_modules_of_the_ring
     )
 
 
-def test_a_rank_without_a_dump_is_where_its_ring_says(tmp_path: Path) -> None:
+def test_a_rank_without_a_dump_has_the_place_from_its_ring(tmp_path: Path) -> None:
     records = [record(rank, tmp_path, entry("barrier", 5, 24, "scheduled"), ranks="[0, 1, 2]") for rank in range(2)]
     (hang,) = find_all_hangs([state(2, stack=calls("GPT.h.6"), state="dead")], records)
     assert (hang.waiting, hang.unknown) == ((0, 1), (2,))
@@ -254,7 +254,7 @@ def test_a_rank_without_a_dump_is_where_its_ring_says(tmp_path: Path) -> None:
     assert hang.text.endswith("; by the ring, rank 2: in forward GPT.h.6 for 25.0 s")
 
 
-def test_a_hang_that_the_rings_tell_gets_what_the_recorder_knows(tmp_path: Path) -> None:
+def test_a_hang_seen_by_the_rings_gets_the_recorders_facts(tmp_path: Path) -> None:
     rings = [state(0, called("barrier", "all_reduce", waits_s=9, ranks=2)), state(1, called("barrier", ranks=2))]
     records = [
         record(0, tmp_path, entry("barrier", 41, 20), entry("all_reduce", 42, 9, "started"), ranks="[0, 1]"),
@@ -267,7 +267,7 @@ def test_a_hang_that_the_rings_tell_gets_what_the_recorder_knows(tmp_path: Path)
     )
 
 
-def test_what_only_the_dump_of_another_rank_says_is_said_of_that_rank(tmp_path: Path) -> None:
+def test_facts_only_in_the_dump_of_another_rank_belong_to_that_rank(tmp_path: Path) -> None:
     rings = [
         state(0, called("barrier", "all_reduce", waits_s=9, ranks=2)),
         state(1, called("barrier", "broadcast", waits_s=8, ranks=2)),
@@ -306,17 +306,17 @@ def test_two_receives_of_one_rank_are_two_hangs(tmp_path: Path) -> None:
         entry("recv 2<-1", 1, 11, "scheduled", is_p2p=True),
         ranks="[0, 1, 2]",
     )
-    others = [record(rank, tmp_path, ranks="[0, 1, 2]") for rank in range(2)]
-    assert [hang.not_called for hang in find_all_hangs([], [waiting, *others])] == [(0,), (1,)]
+    other_ranks = [record(rank, tmp_path, ranks="[0, 1, 2]") for rank in range(2)]
+    assert [hang.not_called for hang in find_all_hangs([], [waiting, *other_ranks])] == [(0,), (1,)]
 
 
-def test_ranks_of_the_default_group_that_nobody_names_are_all(tmp_path: Path) -> None:
+def test_an_unnamed_default_group_has_all_ranks(tmp_path: Path) -> None:
     records = [record(rank, tmp_path, entry("barrier", 2, 9, "scheduled"), ranks="") for rank in range(2)]
     (hang,) = find_all_hangs([state(2)], records)
     assert (hang.group.ranks, hang.waiting, hang.unknown) == ((0, 1, 2), (0, 1), (2,))
 
 
-def test_what_is_complete_or_new_is_no_hang(tmp_path: Path) -> None:
+def test_complete_or_new_collectives_are_not_a_hang(tmp_path: Path) -> None:
     first = record(0, tmp_path, entry("barrier", 41, 20), entry("all_reduce", 42, 0.5, "started"), ranks="[0, 1]")
     assert find_all_hangs([], [first, record(1, tmp_path, entry("barrier", 41, 20), ranks="[0, 1]")]) == []
 
@@ -330,7 +330,7 @@ def test_peers_of_a_ring_are_not_joined_twice(tmp_path: Path) -> None:
     assert hang.text.startswith("rank 1 waits in recv #7 from rank 0 for 12.0 s; ")
 
 
-def test_the_command_takes_dumps_alone(tmp_path: Path) -> None:
+def test_the_command_accepts_dumps_without_rings(tmp_path: Path) -> None:
     write(tmp_path, 0, entry("all_reduce", 4, 30, "started"), ranks="[0, 1]")
     write(tmp_path, 1, entry("all_reduce", 3, 30), ranks="[0, 1]")
     done = CliRunner().invoke(commands, ["where", "--flight-recorder", str(tmp_path)])

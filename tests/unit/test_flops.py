@@ -1,4 +1,4 @@
-"""FLOPs of rings written by hand, and what summaries make of them."""
+"""FLOPs of rings written by hand, and their rates and peak shares in summaries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline, with_args
 
 
-def test_a_call_like_a_counted_one_has_its_flops_and_another_has_none() -> None:
+def test_a_call_like_a_counted_call_has_its_flops_and_another_has_none() -> None:
     timeline = counted()
     flops_of = {
         (span.step, span.fqn, span.phase): timeline.span_args.get(row, {}).get("flops")
@@ -51,7 +51,7 @@ def test_a_call_like_a_counted_one_has_its_flops_and_another_has_none() -> None:
     }
 
 
-def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
+def test_a_summary_has_rates_and_shares_of_the_peak() -> None:
     summary = counted().summary()
 
     assert summary.flops is not None
@@ -68,7 +68,7 @@ def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
         (660, 60, 5.5e9),
         (600, 600, 1e10),
     ]
-    # Forward is 30 ns a step and of Net.a 10, backward 10; in the last step nothing is counted.
+    # Forward is 30 ns a step (10 ns of Net.a), backward 10 ns; in the last step nothing is counted.
     rates = [("Net", "forward", 260, 90), ("Net", "backward", 400, 30)]
     rates += [("Net.a", "forward", 200, 30), ("Net.a", "backward", 400, 30)]
     assert [(rate.fqn, rate.phase, rate.flops, rate.time_ns) for rate in summary.flops.rates] == rates
@@ -88,15 +88,15 @@ def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
     ]
 
 
-def test_in_a_merged_trace_rates_are_by_the_time_of_kernels() -> None:
+def test_rates_of_a_merged_trace_use_the_time_of_kernels() -> None:
     forward, backward, recompute = range(3)
     places = [((0, forward),), ((0, forward), (1, forward)), ((1, backward),), ((1, backward), (1, recompute))]
     # place, step, kind, count, ns, overlap ns
     rows = [(0, 0, 0, 1, 10, 0), (1, 0, 0, 1, 40, 0), (2, 0, 0, 1, 80, 0), (3, 0, 0, 1, 7, 0)]
     work = GpuWork([("Net", "Net"), ("Net.a", "A")], places, *np.array(rows, np.int64).T)
     timeline = counted()
-    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}
-    merged = replace(timeline, metadata={"flops": said}, gpu_work=work).summary()
+    facts = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}
+    merged = replace(timeline, metadata={"flops": facts}, gpu_work=work).summary()
 
     assert merged.flops is not None
     assert [(rate.fqn, rate.phase, rate.flops, rate.time_ns) for rate in merged.flops.rates] == [
@@ -109,7 +109,7 @@ def test_in_a_merged_trace_rates_are_by_the_time_of_kernels() -> None:
     assert [row.flops_per_second for row in merged.flops.rows] == [660 / 137 * 1e9, 600 / 127 * 1e9]
 
 
-def test_with_device_times_rates_are_by_these() -> None:
+def test_rates_use_device_times_if_there_are_any() -> None:
     timeline = counted()
     said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}
     begin = int(timeline.columns.start[0])
@@ -140,23 +140,23 @@ def test_with_device_times_rates_are_by_these() -> None:
     assert (without.rates, [row.flops_per_second for row in without.rows]) == ([], [None, None])
 
 
-def test_chosen_modules_have_their_rows_alone() -> None:
+def test_selected_modules_have_only_their_rows() -> None:
     summary = counted().summary()
-    for chosen, name in ((summary.only("Net.*"), "Net.a"), (summary.only(max_depth=1), "Net")):
-        assert chosen.flops is not None
-        assert [row.fqn for row in chosen.flops.rows] == [name]
-        assert [(rate.fqn, rate.phase) for rate in chosen.flops.rates] == [(name, "forward"), (name, "backward")]
+    for selected, name in ((summary.only("Net.*"), "Net.a"), (summary.only(max_depth=1), "Net")):
+        assert selected.flops is not None
+        assert [row.fqn for row in selected.flops.rows] == [name]
+        assert [(rate.fqn, rate.phase) for rate in selected.flops.rates] == [(name, "forward"), (name, "backward")]
 
 
-def test_on_a_roofline_a_phase_is_bound_by_what_is_less() -> None:
+def test_on_a_roofline_a_phase_is_bound_by_the_lower_limit() -> None:
     timeline = counted()
-    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}
+    facts = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}
     work = GpuWork([("Net", "Net")], [((0, 0),), ((0, 1),)], *np.array([(0, 0, 0, 1, 10, 0), (1, 0, 0, 1, 4, 0)]).T)
-    summary = replace(timeline, metadata={"flops": said}, gpu_work=work).summary()
+    summary = replace(timeline, metadata={"flops": facts}, gpu_work=work).summary()
 
     assert summary.flops is not None
     assert (summary.flops.peak_tflops, summary.flops.peak_tbytes) == (989.4, 3.35)
-    # In each of two steps operators 0 (5 bytes), 1 (7) in forward and 3 (11) in backward.
+    # Each of two steps runs operators 0 (5 bytes) and 1 (7) in forward and operator 3 (11) in backward.
     rates = [(rate.phase, rate.flops, rate.bytes_accessed, rate.bytes_per_second) for rate in summary.flops.rates]
     assert rates == [("forward", 260, 24, 2.4e9), ("backward", 400, 22, 5.5e9)]
     forward = summary.flops.rates[0]
@@ -190,11 +190,11 @@ def test_on_a_roofline_a_phase_is_bound_by_what_is_less() -> None:
         ("cpu", None),
     ],
 )
-def test_what_the_memory_moves_is_known_of_some_devices(device: str, moved: float | None) -> None:
+def test_the_bandwidth_of_some_devices_is_known(device: str, moved: float | None) -> None:
     assert peak_tbytes(device) == moved
 
 
-def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> None:
+def test_a_diff_has_the_exact_flops_of_steps_if_they_differ(tmp_path: Path) -> None:
     modtrace.save_baseline(counted(), tmp_path / "base.json")
     comparison = modtrace.diff(tmp_path / "base.json", counted(103))
     plain = with_args(
@@ -205,7 +205,7 @@ def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> 
         {},
     )
 
-    # 2 of 3 calls are counted.
+    # Two of three calls are counted.
     assert comparison.environment == {"FLOPs of a step": ("330", "333"), "FLOPs of a call of Net.a": ("200", "202")}
     assert "FLOPs of a step: 330 before, 333 after" in comparison.header
     assert modtrace.diff(counted(), counted()).environment == {}
@@ -236,9 +236,9 @@ def test_a_limited_json_has_the_flops_of_the_steps_that_it_has() -> None:
     assert [len(document["flops"][name]) for name in ("rows", "rates", "by_step")] == [1, 1, 1]
 
 
-def test_the_command_shows_flops_alone_and_says_where_there_are_none(tmp_path: Path) -> None:
+def test_the_command_shows_only_flops_and_reports_if_there_are_none(tmp_path: Path) -> None:
     counted().save(tmp_path / "counted.json")
-    shown = CliRunner().invoke(group, ["summary", str(tmp_path / "counted.json"), "--flops", "--peak-tflops", "0.01"])
+    result = CliRunner().invoke(group, ["summary", str(tmp_path / "counted.json"), "--flops", "--peak-tflops", "0.01"])
     script = EventScript()
     script.enter(0, script.name("Net"))
     script.exit(5, 0)
@@ -246,9 +246,9 @@ def test_the_command_shows_flops_alone_and_says_where_there_are_none(tmp_path: P
     none = CliRunner().invoke(group, ["summary", str(tmp_path / "none.json"), "--flops"])
     as_json = CliRunner().invoke(group, ["summary", str(tmp_path / "none.json"), "--format", "json"])
 
-    assert shown.exit_code == 0
-    assert "MFU 33.0% of 0.01 TFLOP/s; counted in step 0" in shown.output
-    lines = [line.split() for line in shown.output.splitlines()]
+    assert result.exit_code == 0
+    assert "MFU 33.0% of 0.01 TFLOP/s; counted in step 0" in result.output
+    lines = [line.split() for line in result.output.splitlines()]
     assert lines[-11:-8] == [
         ["module", "class", "calls", "GFLOP", "self", "forward", "backward", "GFLOP/s"],
         ["Net", "Net", "3", "0.000", "0.000", "0.000", "0.000", "5.500"],
@@ -291,7 +291,7 @@ def test_a_call_with_an_operator_whose_cost_was_not_noted_is_unknown() -> None:
     script.event(0, Kind.COUNTING, NO_NAME, 1)
     script.enter(0, net)
     script.enter(1, inner)
-    script.operator(2, 1)  # the process died before it was noted
+    script.operator(2, 1)  # the process died before its cost was noted
     script.exit(3, inner)
     script.operator(4, 0)
     script.exit(5, net)

@@ -1,4 +1,4 @@
-"""`run_forked` and `start_forked`: what runs in a fork is what runs in a new process, but for the import of torch."""
+"""`run_forked` and `start_forked`: a fork behaves like a new process, except that torch is imported already."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_torch_is_imported_and_no_module_of_modtrace(tmp_path: Path) -> None:
     assert done.stdout == f"True []\n1 ['-c', '3'] __main__ {tmp_path} this True\n"
 
 
-def test_temporary_files_go_where_the_environment_says(tmp_path: Path) -> None:
+def test_temporary_files_are_in_the_environments_folder(tmp_path: Path) -> None:
     assert run_forked("-c", _TEMPORARY, env=python_environment(TMPDIR=str(tmp_path))).stdout == f"{tmp_path}\n"
 
 
 @pytest.mark.parametrize("how", ["-c", "-m", "script"])
 @pytest.mark.parametrize("code", _ENDINGS)
-def test_it_prints_and_ends_as_a_new_process(how: str, code: str, tmp_path: Path) -> None:
+def test_a_fork_prints_and_ends_like_a_new_process(how: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_SEEN + code)
     arguments = {"-c": ("-c", _SEEN + code), "-m": ("-m", "program"), "script": ("program.py",)}[how]
     forked, new = (run("-W", "ignore", *arguments, 7, status=None, cwd=tmp_path) for run in (run_forked, run_python))
@@ -60,7 +60,7 @@ def test_it_prints_and_ends_as_a_new_process(how: str, code: str, tmp_path: Path
     assert len(forked.stdout.splitlines()) >= 2
 
 
-def test_what_is_started_is_a_child_that_is_written_to_and_killed() -> None:
+def test_a_started_fork_is_a_child_that_can_be_written_to_and_killed() -> None:
     code = "import os; print(os.getppid(), input(), flush=True); input()"
     with start_forked("-c", code, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -80,7 +80,7 @@ def test_a_program_that_hangs_is_killed_and_the_next_one_runs() -> None:
 
 
 @pytest.mark.parametrize("start", [start_python, start_forked])
-def test_a_failure_in_its_block_kills_it(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_failure_in_the_with_block_kills_the_fork(start: Callable[..., subprocess.Popen[str]]) -> None:
     with pytest.raises(ZeroDivisionError), start("-c", "import signal; signal.pause()") as process:
         raise ZeroDivisionError
 

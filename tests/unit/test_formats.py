@@ -1,4 +1,4 @@
-"""How a file begins tells what it is, to us as to every other reader."""
+"""The format of a file follows from its first bytes, for us as for every other reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ JSON = b'{"traceEvents": []}'
         (b"\xef\xbb\xbf", None),
     ],
 )
-def test_how_a_file_begins_tells_its_format(head: bytes, format_: str | None) -> None:
+def test_the_first_bytes_of_a_file_determine_its_format(head: bytes, format_: str | None) -> None:
     assert format_of(head) == format_
 
 
@@ -58,7 +58,7 @@ def test_a_packet_as_long_as_a_bracket_is_a_packet_to_every_reader(tmp_path: Pat
     assert ensure_viewable(trace, tmp_path) == (trace, [])
 
 
-def test_json_behind_many_empty_lines_is_json_to_every_reader(tmp_path: Path) -> None:
+def test_json_after_many_empty_lines_is_json_to_every_reader(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_bytes(b"\n" * 100 + JSON)
 

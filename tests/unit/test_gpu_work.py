@@ -1,4 +1,4 @@
-"""GPU columns of summaries from who launched what: of all steps, of some, by class and of chosen modules."""
+"""GPU columns of summaries from the launching modules: of all or some steps, by class, of selected modules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def printed(*arguments: str | Path) -> str:
 
 
 def times(work: GpuWork, by: GroupBy = "module") -> dict[str, tuple[int, ...]]:
-    """By row: kernels, GPU forward and its own, GPU backward, communication."""
+    """Kernels, GPU forward, its own GPU forward, GPU backward and communication of each row."""
     summary = with_gpu_times(Summary([], 0, by=by), work)
     return {
         row.fqn or row.module_class: (
@@ -53,7 +53,7 @@ def times(work: GpuWork, by: GroupBy = "module") -> dict[str, tuple[int, ...]]:
     }
 
 
-def test_modules_have_what_they_and_those_inside_launched() -> None:
+def test_modules_have_the_kernels_launched_by_them_and_their_inner_modules() -> None:
     assert times(WORK) == {
         "Net": (0, 137, 0, 0, 0),
         "Net.a": (6, 137, 130, 500, 0),
@@ -66,7 +66,7 @@ def test_modules_have_what_they_and_those_inside_launched() -> None:
     assert (summary.rows[0].fqn, summary.rows[0].calls, summary.modules) == ("Net.x", 3, 5)
 
 
-def test_a_class_has_the_work_of_a_call_in_another_of_it_once() -> None:
+def test_a_class_counts_the_work_of_nested_calls_of_the_class_once() -> None:
     assert times(WORK, "class") == {
         "Net": (0, 137, 0, 0, 0),
         "Linear": (6, 137, 137, 500, 60),
@@ -74,7 +74,7 @@ def test_a_class_has_the_work_of_a_call_in_another_of_it_once() -> None:
     }
 
 
-def test_a_step_has_its_own_and_chosen_modules_have_theirs() -> None:
+def test_steps_and_selected_modules_have_their_own_work() -> None:
     assert times(WORK.take(WORK.step == 0)) == {
         "Net": (0, 107, 0, 0, 0),
         "Net.a": (2, 107, 100, 0, 0),
@@ -84,7 +84,7 @@ def test_a_step_has_its_own_and_chosen_modules_have_theirs() -> None:
     assert times(WORK.only("Net*", 1)) == {"Net": (3, 137, 137, 0, 60), "Net.a": (3, 0, 0, 500, 0)}
 
 
-def test_json_gives_it_back() -> None:
+def test_gpu_work_survives_json() -> None:
     again = GpuWork.from_json_values(json.loads(json.dumps(WORK.to_json_values())))
     assert (again.modules, again.places, again.rows.tolist()) == (MODULES, PLACES, WORK.rows.tolist())
 
@@ -121,7 +121,7 @@ def test_a_merged_trace_has_its_gpu_times_in_python_and_of_steps_and_classes(tmp
 
 
 @pytest.mark.parametrize("suffix", ["", ".json", ".pftrace"])
-def test_to_sort_by_gpu_time_says_that_a_profile_has_none(tmp_path: Path, suffix: str) -> None:
+def test_sorting_by_gpu_time_is_an_error_for_a_profile_without_it(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "profile.json"
     path.write_bytes(trace(x("python_function", "nn.Module: Net_0", 100, 500)))
     if suffix:

@@ -39,7 +39,7 @@ def test_a_rank_that_has_not_called_it_is_named_with_its_module() -> None:
     )
 
 
-def test_a_rank_that_waits_for_its_data_is_named_with_that() -> None:
+def test_a_rank_that_waits_for_its_data_is_named_with_its_wait() -> None:
     fetch = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     waiting = [state(rank, called("all_reduce", waits_s=24)) for rank in range(3)]
     late = state(
@@ -51,7 +51,7 @@ def test_a_rank_that_waits_for_its_data_is_named_with_that() -> None:
     )
 
 
-def test_a_rank_that_called_another_collective_is_named_with_that() -> None:
+def test_a_rank_that_called_another_collective_is_named_with_it() -> None:
     waiting = [state(rank, called("all_reduce", waits_s=5)) for rank in (0, 1, 3)]
     (hang,) = find_hangs([*waiting, state(2, called("barrier", waits_s=5))])
     assert hang.called_other == ((2, "barrier"),)
@@ -66,7 +66,7 @@ def test_a_dead_rank_is_named_with_its_last_module() -> None:
     )
 
 
-def test_a_rank_in_no_module_and_one_without_a_ring_are_named() -> None:
+def test_ranks_outside_modules_or_without_a_ring_are_named() -> None:
     waiting = [state(rank, called("all_reduce", waits_s=2)) for rank in (0, 1)]
     assert text(*waiting, state(2)) == (
         "ranks 0-1 wait in all_reduce #0 for 2.0 s; rank 2 has not called it: in no module for 25.0 s; "
@@ -74,7 +74,7 @@ def test_a_rank_in_no_module_and_one_without_a_ring_are_named() -> None:
     )
 
 
-def test_a_collective_that_all_called_is_said_not_to_complete() -> None:
+def test_a_collective_that_all_called_does_not_complete() -> None:
     ranks = [state(rank, called("all_reduce", waits_s=rank + 2)) for rank in range(4)]
     assert text(*ranks) == (
         "ranks 0-3 wait in all_reduce #0 for 2.0 s to 5.0 s; all ranks called it, so it does not complete"
@@ -91,12 +91,12 @@ def test_a_collective_that_all_called_is_said_not_to_complete() -> None:
         ("all_to_all", (4, 8), "all ranks called it, so it does not complete"),
     ],
 )
-def test_a_collective_whose_sizes_differ_is_said_to(operator: str, sizes: tuple[int, int], differ: str) -> None:
+def test_different_sizes_of_a_collective_are_reported(operator: str, sizes: tuple[int, int], differ: str) -> None:
     progress = [called("barrier", operator, waits_s=3, ranks=2)._replace(sizes=(0, size)) for size in sizes]
     assert text(*map(state, range(2), progress)) == f"ranks 0-1 wait in {operator} #1 for 3.0 s; {differ}"
 
 
-def test_what_a_rank_died_in_is_said_if_the_others_ended_in_good_order() -> None:
+def test_the_place_of_a_ranks_death_is_reported_if_the_others_ended_normally() -> None:
     died = called("barrier", "all_reduce", waits_s=0, ranks=2)._replace(sizes=(0, 4))
     ended = called("barrier", "all_reduce", "barrier", waits_s=0, ranks=2)._replace(sizes=(0, 33_088, 0))
     states = [state(0, died, state="dead"), state(1, ended, state="stopped")]
@@ -109,7 +109,7 @@ def test_what_a_rank_died_in_is_said_if_the_others_ended_in_good_order() -> None
     )
 
 
-def test_a_rank_in_no_module_is_in_the_call_that_others_have_not_made() -> None:
+def test_a_rank_outside_modules_is_in_the_call_that_others_have_not_made() -> None:
     receives = PeerProgress(Group("0", (0, 1, 2, 3), ""), "recv", 2, 0, Blocked("recv", 0, NOW - SECOND, 7))
     states = [state(rank, called("all_reduce", waits_s=rank)) for rank in (0, 1)]
     states += [state(2, called()), state(3, receives), state(4, called("barrier", waits_s=1), stack=calls("GPT"))]
@@ -137,23 +137,23 @@ def test_threads_of_a_rank_that_hang_together_are_named_each() -> None:
     assert WhereResult([both, state(1, stack=calls("A", since_s=1))], [], []).sentence == f"{sentence}; rank 1 is in A"
 
 
-def test_the_first_collective_that_anyone_waits_in_is_the_one_that_hangs() -> None:
+def test_the_first_collective_with_a_waiting_rank_is_the_one_that_hangs() -> None:
     ahead = state(0, called("all_reduce", "all_reduce", waits_s=3, ranks=2))
     (hang,) = find_hangs([ahead, state(1, called("all_reduce", waits_s=4, ranks=2))])
     assert (hang.counter, hang.waiting, hang.not_called) == (0, (1,), ())
 
 
-def test_a_wait_of_less_than_a_second_is_no_hang() -> None:
+def test_a_wait_of_less_than_a_second_is_not_a_hang() -> None:
     assert find_hangs([state(0, called("all_reduce", waits_s=0.9)), state(1)]) == []
 
 
-def test_subgroups_are_told_by_what_they_are_for() -> None:
+def test_subgroups_are_named_by_their_purpose() -> None:
     progress = called("barrier", waits_s=2, group="3", ranks=2)
     (hang,) = find_hangs([state(0, progress._replace(group=Group("3", (0, 1), "mesh_dp")))])
     assert hang.text.startswith("rank 0 waits in barrier #0 of group mesh_dp for 2.0 s")
 
 
-def test_a_rank_that_waits_elsewhere_is_no_cause_and_comes_behind() -> None:
+def test_a_rank_that_waits_elsewhere_is_not_a_cause_and_is_named_last() -> None:
     pair = Group("7", (1, 2), "mesh_tp")
     behind = [state(rank, called("all_reduce", waits_s=20, ranks=3)) for rank in (0,)]
     waits = GroupProgress(pair, 0, ("all_gather",), Blocked("all_gather", 0, NOW - 10 * SECOND, 7))
@@ -168,14 +168,14 @@ def test_a_rank_that_waits_elsewhere_is_no_cause_and_comes_behind() -> None:
     )
 
 
-def test_what_follows_from_another_hang_is_told_as_that() -> None:
+def test_a_hang_caused_by_another_hang_is_reported_as_such() -> None:
     pair = Group("7", (1, 2), "mesh_tp")
     waits = GroupProgress(pair, 0, ("all_gather",), Blocked("all_gather", 0, NOW - 10 * SECOND, 7))
     hangs = find_hangs([state(0, called("barrier", waits_s=20, ranks=2)), state(1, waits), state(2)])
     assert [(hang.operator, hang.is_cause) for hang in hangs] == [("all_gather", True), ("barrier", False)]
 
 
-def test_groups_of_one_name_that_share_no_rank_are_told_apart() -> None:
+def test_groups_of_one_name_without_common_ranks_are_distinguished() -> None:
     def row(*ranks: int, waits: bool) -> GroupProgress:
         blocked = Blocked("barrier", 5, NOW - 3 * SECOND, 7) if waits else None
         return GroupProgress(Group("1", ranks, "mesh_tp"), 5 if waits else 4, ("barrier",), blocked)
@@ -186,7 +186,7 @@ def test_groups_of_one_name_that_share_no_rank_are_told_apart() -> None:
     assert blamed == {(0,): (1,), (2, 3): ()}
 
 
-def test_a_ring_that_does_not_go_back_that_far_is_said_to() -> None:
+def test_a_ring_that_does_not_reach_back_far_enough_is_reported() -> None:
     waiting = state(0, called("barrier", waits_s=30, ranks=2))
     assert text(waiting, state(1, first_ns=NOW - 29 * SECOND)).endswith(
         "rank 1 has not called it, as far as its ring goes back: in no module for 25.0 s"
@@ -201,7 +201,7 @@ def test_a_recording_that_was_stopped_is_not_blamed() -> None:
     )
 
 
-def test_of_a_job_that_was_killed_what_ranks_waited_in_is_told() -> None:
+def test_waits_of_the_ranks_of_a_killed_job_are_reported() -> None:
     waiting = [
         state(rank, called("barrier", waits_s=0, ranks=3), state="dead", stack=calls("GPT.h.7")) for rank in (0, 1)
     ]
@@ -213,7 +213,7 @@ def test_of_a_job_that_was_killed_what_ranks_waited_in_is_told() -> None:
 
 
 def pair(operator: str, peer: int, last: int, waits_s: float | None = None, group: Group | None = None) -> PeerProgress:
-    """Progress with one peer after the call of number `last`, which has been waited in for so many seconds."""
+    """Progress with one peer after call number `last`, in which the rank has been waiting for `waits_s` seconds."""
     blocked = None if waits_s is None else Blocked(operator, last, NOW - int(waits_s * SECOND), 7)
     return PeerProgress(group or Group("0", tuple(range(4)), "default_pg"), operator, peer, last, blocked)
 
@@ -250,7 +250,7 @@ def test_peers_are_ranks_of_their_group() -> None:
     )
 
 
-def test_a_chain_of_receives_begins_with_the_rank_that_waits_for_nobody() -> None:
+def test_a_chain_of_receives_starts_with_the_rank_that_does_not_wait() -> None:
     states = [
         state(0, stack=calls("Stage0")),
         state(1, pair("recv", 0, last=3, waits_s=9)),
@@ -305,7 +305,7 @@ def test_a_call_that_has_not_returned_blocks_whatever_another_thread_calls() -> 
 
 
 @pytest.mark.parametrize("completes", [True, False])
-def test_what_was_not_seen_to_complete_blocks_only_where_its_kind_was_seen_to(completes: bool) -> None:
+def test_a_collective_not_seen_complete_blocks_only_if_its_kind_was_seen_complete(completes: bool) -> None:
     script = EventScript()
     for counter in range(2):
         script.collective(10 * counter + 1, Kind.COLLECTIVE_ENTER, ALL_REDUCE, counter)
@@ -315,7 +315,7 @@ def test_what_was_not_seen_to_complete_blocks_only_where_its_kind_was_seen_to(co
     assert progress(script).blocked == (Blocked("all_reduce", 1, 11, 1) if completes else None)
 
 
-def test_what_is_complete_blocks_nothing() -> None:
+def test_a_complete_collective_blocks_nothing() -> None:
     script = EventScript()
     script.collective(10, Kind.COLLECTIVE_ENTER, ALL_REDUCE, 0)
     script.collective(20, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
@@ -325,14 +325,14 @@ def test_what_is_complete_blocks_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ['["scatter", "0", 3]', '["", "", 1]'])
-def test_a_message_of_a_forged_ring_that_is_no_send_or_receive_is_left_out(text: str) -> None:
+def test_a_forged_message_that_is_not_a_send_or_receive_is_left_out(text: str) -> None:
     script = EventScript()
     script.collective(10, Kind.COLLECTIVE_ENTER, text, 0)
     rank_progress = read_rank_progress(RingAnalysis(script.snapshot()))
     assert (rank_progress.peers, [group.last for group in rank_progress.groups if group.last >= 0]) == ((), [])
 
 
-def test_sends_and_receives_are_told_by_peer() -> None:
+def test_sends_and_receives_are_grouped_by_peer() -> None:
     script = EventScript()
     script.note_group("0", "0-3", "default_pg")
     script.collective(10, Kind.COLLECTIVE_ENTER, '["send", "0", 3]', 0)

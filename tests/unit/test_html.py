@@ -1,4 +1,4 @@
-"""The payload of a page, field by field, and any name in it."""
+"""The payload of a page, field by field, with any names."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def two_spans(**changes: Any) -> Timeline:
     return Timeline(slices, **{**timeline, **{k: v for k, v in changes.items() if k in timeline}})
 
 
-def test_who_holds_memory_at_the_peak_is_in_the_payload_and_in_no_comparison() -> None:
+def test_holders_of_memory_at_the_peak_are_in_the_payload_and_in_no_comparison() -> None:
     timeline = recorded()
-    # As of `test_holders_at_the_peak_sum_to_all_that_is_held`, 1010 ns after the first sample.
+    # The peak of `test_holders_at_the_peak_sum_to_all_that_is_held`, 1010 ns after the first sample.
     rows = [["Net.b", 140], ["Net.a", 10], ["other", 100]]
     assert unpack(payload(timeline))[0]["holders"] == {"time": 1010, "rows": rows}
     comparison = Comparison(("a", "b"), [], [], np.full(len(timeline.columns), -1, np.int32))
@@ -68,8 +68,8 @@ def test_who_holds_memory_at_the_peak_is_in_the_payload_and_in_no_comparison() -
 
 def test_findings_are_in_the_payload_and_in_no_comparison() -> None:
     timeline = training(forward=lambda step, block: 4 if block == 2 else 1)
-    (found,) = unpack(payload(timeline))[0]["findings"]
-    assert found == timeline.summary().findings[0]._asdict()
+    (finding,) = unpack(payload(timeline))[0]["findings"]
+    assert finding == timeline.summary().findings[0]._asdict()
     comparison = Comparison(("a", "b"), [], [], np.full(len(timeline.columns), -1, np.int32))
     assert "findings" not in unpack(payload(timeline, comparison))[0]
 
@@ -82,7 +82,7 @@ def test_every_field_is_in_the_payload() -> None:
     steps = header.pop("step_parts")
     assert header == {
         "version": 1,
-        # The counter's sample is the first moment of all.
+        # The counter's sample is the first time of the recording.
         "base_ns": str(BASE + 50),
         "metadata": {"torch": "2.13.0"},
         "findings": [],
@@ -126,7 +126,7 @@ def test_every_field_is_in_the_payload() -> None:
     assert values(body, counters[0]["time"]) == [0]
     assert values(body, counters[0]["value"]) == [4096]
     columns = {name: values(body, steps.pop(name)) for name in ("start", "duration", "whole", "ns")}
-    # 60 ns forward, 40 until backward, 100 backward, 10 until the mark.
+    # 60 ns of forward, 40 until backward, 100 of backward, 10 until the mark.
     assert columns == {"start": [50], "duration": [210], "whole": [1], "ns": [60, 40, 100, 10]}
     parts = ("forward", "loss", "backward", "other")
     shares = [[part, ns / 210] for part, ns in zip(parts, columns["ns"], strict=True)]
@@ -146,13 +146,13 @@ def test_the_columns_are_in_the_payload() -> None:
         "parent": [-1, -1],
         "call": [0, 0],
         "step": [0, 0],
-        # Links are numbered anew, so that they fit 32 bits.
+        # Links are renumbered, so that they fit in 32 bits.
         "link": [0, 0],
         "complete": [1, 0],
     }
 
 
-def test_arrays_lie_at_multiples_of_8() -> None:
+def test_arrays_are_aligned_to_8_bytes() -> None:
     block = payload(gpt_timeline(3, 3))
     header, _ = unpack(block)
 
@@ -189,7 +189,7 @@ def test_an_empty_timeline_has_a_payload() -> None:
     assert {ref["length"] for ref in header["arrays"].values()} == {0}
 
 
-def test_two_threads_of_one_name_are_told_apart_in_their_process() -> None:
+def test_two_threads_of_one_name_are_distinguished_in_their_process() -> None:
     tracks = [Track("forward", "pool", tid, Process(pid)) for tid, pid in ((3, 7), (4, 7), (3, 8))]
     header, _ = unpack(payload(two_spans(tracks=tracks)))
 
@@ -198,7 +198,7 @@ def test_two_threads_of_one_name_are_told_apart_in_their_process() -> None:
 
 
 class Scripts(HTMLParser):
-    """The script elements of a page, by id, as a browser finds them."""
+    """Texts of the script elements of a page, by id, as a browser parses them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Scripts(HTMLParser):
 
 
 @given(st.text(st.characters(), max_size=40))
-def test_any_name_comes_back_out_of_the_page(name: str) -> None:
+def test_any_name_is_read_back_from_the_page(name: str) -> None:
     page = render_html(two_spans(names=[Name(name, name, name)])).decode()
     scripts = Scripts(page).texts
     header, _ = unpack(gzip.decompress(base64.b64decode(scripts["modtrace-data"])))
@@ -230,14 +230,14 @@ def test_any_name_comes_back_out_of_the_page(name: str) -> None:
     assert header["names"] == [[name] * 3]
 
 
-def test_a_lone_surrogate_comes_back_as_its_escape() -> None:
+def test_a_lone_surrogate_is_read_back_as_its_escape() -> None:
     header, _ = unpack(payload(two_spans(names=[Name("\ud800", "a\udfff", "\0")])))
 
     assert header["names"] == [["\ud800", "a\udfff", "\0"]]
 
 
 @pytest.mark.parametrize("name", ["GPT", "\ud800"])
-def test_metadata_that_no_browser_could_read_are_written_as_it_can(name: str) -> None:
+def test_metadata_that_no_browser_could_read_are_converted(name: str) -> None:
     metadata = {"path": Path("x"), "nan": float("nan"), "list": [float("inf"), 1.5]}
     header, _ = unpack(payload(two_spans(names=[Name(name, name, name)], metadata=metadata)))
 
@@ -255,6 +255,6 @@ def test_the_page_is_written_to_a_path(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.html"]
 
 
-def test_where_it_cannot_be_written_the_error_names_the_path(tmp_path: Path) -> None:
+def test_the_error_of_a_failed_write_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(WriteError, match=re.escape(str(tmp_path / "no" / "t.html"))):
         write_html(two_spans(), tmp_path / "no" / "t.html")

@@ -1,4 +1,4 @@
-"""Starts and ends paired and nested: calls, nodes and segments, some of them lost, and any at random."""
+"""Pairing and nesting of starts and ends: calls, nodes and segments, with lost events, and random events."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_calls_open_before_the_first_event_nest_by_their_exits() -> None:
     script.exit(19, outer)
     intervals = build_intervals(script.events())
 
-    # Nineteen events in sixteen slots: the first that is left is that at 4.
+    # Nineteen events in sixteen slots: the first three are overwritten, so the first left is at 4.
     assert rows(intervals, "name", "start", "end", "depth", "parent", "has_start", "has_end") == [
         (outer, 4, 19, 0, -1, 0, 1),
         (inner, 4, 16, 1, 0, 0, 1),
@@ -132,7 +132,7 @@ def test_a_node_lasts_until_the_next_one_begins() -> None:
 
     intervals = build_intervals(script.events())
 
-    # Behind the last node only what is accumulated is known.
+    # After the last node, only gradient accumulation is recorded.
     assert rows(intervals, "sequence", "start", "end") == [(5, 10, 15), (4, 15, 19)]
     assert intervals.is_node.all()
     assert rows(intervals, "name", "call_key", "forward_thread", "backward_pass") == [
@@ -156,7 +156,7 @@ def test_a_node_does_not_last_into_another_task_or_a_call() -> None:
     assert nodes == [(10, 12), (15, 16), (25, 26)]
 
 
-def test_waiting_for_the_nodes_of_another_thread_is_not_the_own_time_of_a_node() -> None:
+def test_waiting_for_nodes_of_another_thread_is_not_a_nodes_own_time() -> None:
     script = EventScript()
     worker = script.add_thread("worker", 2)
     script.node(10, 12, sequence=5)
@@ -186,7 +186,7 @@ def test_nodes_of_an_inner_backward_nest() -> None:
     ]
 
 
-def test_nodes_pair_where_one_end_is_missing() -> None:
+def test_nodes_pair_if_one_end_is_missing() -> None:
     script = EventScript()
     script.node_begin(1, 9)
     script.node_begin(2, 8)
@@ -233,7 +233,7 @@ def test_an_abandoned_segment_ends_with_the_last_event_that_is_known() -> None:
     assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
 
 
-def test_a_segment_behind_the_abandoned_end_of_its_pass_has_no_end() -> None:
+def test_a_segment_after_the_abandoned_end_of_its_pass_has_no_end() -> None:
     script = EventScript()
     script.backward_over(5, graph_task=7, abandoned=True)
     script.call_backward(10, script.name("A"), graph_task=7)
@@ -257,11 +257,11 @@ def test_segments_of_an_inner_backward_nest_in_the_outer_one() -> None:
 
 
 Flat = list[tuple[int, bool, int]]
-"""Openings and closings in order: thread, whether it opens, which interval."""
+"""Starts and ends in order: thread, whether it is a start, number of the interval."""
 
 
 @pytest.mark.parametrize(("time", "end"), [(5, 21), (30, 30), (10**15, 40)])
-def test_a_segment_that_another_thread_ends_ends_among_the_events_of_its_own(time: int, end: int) -> None:
+def test_a_segment_ended_by_another_thread_ends_among_its_own_threads_events(time: int, end: int) -> None:
     script = EventScript()
     outer, inner, other = script.name("A"), script.name("A.b"), script.add_thread("other", 2)
     script.enter(20, outer)
@@ -315,7 +315,7 @@ def test_intervals_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data:
     for at, (thread, opens, number) in enumerate(window):
         script.on_thread(threads[thread])
         if nodes:
-            # Another origin than that of any call, another task for each, so that none is lengthened.
+            # No node belongs to a call, and each has its own graph task, so that no node is lengthened.
             (script.node_begin if opens else script.node_end)(at, number, graph_task=number)
         else:
             (script.enter if opens else script.exit)(at, name, number)
@@ -323,12 +323,12 @@ def test_intervals_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data:
     intervals = build_intervals(script.events())
 
     seen = {number for _, _, number in window}
-    around: dict[int, list[int]] = {}
+    outer_numbers: dict[int, list[int]] = {}
     stacks: dict[int, list[int]] = {}
     for thread, opens, number in flat:
         stack = stacks.setdefault(thread, [])
         if opens:
-            around[number] = [outer for outer in stack if outer in seen]
+            outer_numbers[number] = [outer for outer in stack if outer in seen]
             stack.append(number)
         else:
             stack.pop()
@@ -336,7 +336,7 @@ def test_intervals_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data:
     places = {(number, opens): at for at, (_, opens, number) in enumerate(window)}
     assert sorted(numbers) == sorted(seen)
     for at, number in enumerate(numbers):
-        outer = around[number]
+        outer = outer_numbers[number]
         assert intervals.depth[at] == len(outer)
         assert (numbers[intervals.parent[at]] if intervals.parent[at] >= 0 else None) == (outer[-1] if outer else None)
         assert intervals.has_start[at] == ((number, True) in places)
@@ -354,7 +354,7 @@ VALUES = [0, 1, 1 << CALL_KEY_BITS, 1 << SEQUENCE_BITS, ABANDONED_BIT, ABANDONED
     ),
     st.tuples(*3 * [st.integers(0, 100)]),
 )
-def test_intervals_nest_whatever_the_events(said: list[tuple[Kind, int, int, int]], clocks: tuple[int, ...]) -> None:
+def test_intervals_nest_for_any_events(said: list[tuple[Kind, int, int, int]], clocks: tuple[int, ...]) -> None:
     script = EventScript(capacity=64)
     threads = [0, script.add_thread("one", 2), script.add_thread("two", 3)]
     for at, (kind, name, value, thread) in enumerate(said):

@@ -1,4 +1,4 @@
-"""Rings under one name: which name a new one gets, which old ones are kept, and whose process lives."""
+"""Rings under one name: the name of a new ring, the old rings that are kept, and whether a ring's process lives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.python_process import start_python
 
 
 def make(path: Path, value: int, keep: int = 3) -> Ring:
-    """A ring of this process with one event; it is being written until it is closed."""
+    """A ring of this process with one event; it counts as being written until it is closed."""
     ring = Ring(16, path, {"pid": os.getpid()}, keep)
     ring.make_writer()(Kind.STEP << KIND_SHIFT | NO_NAME, value)
     return ring
@@ -27,7 +27,7 @@ def values(folder: Path) -> dict[str, list[int]]:
     return {path.name: read_ring(path).slots.events.value.tolist() for path in sorted(folder.glob("*modtrace"))}
 
 
-def test_rings_of_ended_runs_get_numbers_and_the_last_ones_are_kept(tmp_path: Path) -> None:
+def test_rings_of_ended_runs_get_numbers_and_the_last_are_kept(tmp_path: Path) -> None:
     for run in range(5):
         make(tmp_path / "run.modtrace", run).close()
 
@@ -44,7 +44,7 @@ def test_rings_of_ended_runs_get_numbers_and_the_last_ones_are_kept(tmp_path: Pa
     assert values(tmp_path) == {"run.modtrace": [6]}
 
 
-def test_a_ring_that_is_written_keeps_its_name_and_is_never_removed(tmp_path: Path) -> None:
+def test_a_ring_being_written_keeps_its_name_and_is_never_removed(tmp_path: Path) -> None:
     first = make(tmp_path / "run.modtrace", 1)
     second = make(tmp_path / "run.modtrace", 2)
     third = make(tmp_path / "run.modtrace", 3, keep=0)
@@ -59,7 +59,7 @@ def test_a_ring_that_is_written_keeps_its_name_and_is_never_removed(tmp_path: Pa
     assert values(tmp_path) == {"run.modtrace": [4], "run.1.modtrace": [2], "run.2.modtrace": [3]}
 
 
-def test_stacks_go_with_their_ring(tmp_path: Path) -> None:
+def test_stacks_are_moved_and_removed_with_their_ring(tmp_path: Path) -> None:
     for run in range(3):
         make(tmp_path / "run.modtrace", run, keep=1).close()
         (tmp_path / "run.modtrace.stacks").write_text(f"stacks of {run}")
@@ -73,7 +73,7 @@ def test_stacks_go_with_their_ring(tmp_path: Path) -> None:
     assert (tmp_path / "run.3.modtrace.stacks").read_text() == "stacks of 2"
 
 
-def test_what_was_not_recorded_under_the_name_is_not_removed(tmp_path: Path) -> None:
+def test_files_not_recorded_under_the_name_are_not_removed(tmp_path: Path) -> None:
     make(tmp_path / "lr-0.1.modtrace", 1).close()
     (tmp_path / "lr-0.2.modtrace").write_bytes(b"MODTRACE notes")
     (tmp_path / "lr-0.modtrace.bak").touch()
@@ -112,7 +112,7 @@ def test_a_file_system_without_hard_links_or_locks(tmp_path: Path, monkeypatch: 
     assert values(tmp_path) == {"run.modtrace": [1], "run.1.modtrace": [0]}
 
     monkeypatch.setattr("fcntl.fcntl", refuse)
-    make(tmp_path / "run.modtrace", 2).close()  # whether the last one is written, only its process says: it lives
+    make(tmp_path / "run.modtrace", 2).close()  # run.modtrace counts as written: its process lives
     assert values(tmp_path) == {"run.modtrace": [1], "run.1.modtrace": [0], "run.2.modtrace": [2]}
 
 
@@ -122,7 +122,7 @@ def test_a_link_to_nothing_is_replaced(tmp_path: Path) -> None:
     assert values(tmp_path) == {"run.modtrace": [1]}
 
 
-def test_the_newest_of_each_name_and_rank_counts_and_what_runs(tmp_path: Path) -> None:
+def test_the_newest_ring_of_each_name_and_rank_counts_and_each_running_ring(tmp_path: Path) -> None:
     def ring(name: str, rank: int | None = None) -> Ring:
         return Ring(16, tmp_path / name, {"pid": os.getpid(), "rank": rank})
 
@@ -167,7 +167,7 @@ def test_a_ring_of_a_killed_process_is_dead_though_its_forked_child_lives(tmp_pa
         process.wait()
 
         assert (while_it_runs, read_ring(ring).writer) == ("running", "dead")
-        make(ring, 1).close()  # takes the name
+        make(ring, 1).close()  # a new ring takes the name
 
 
 STARTS = """
@@ -196,8 +196,8 @@ print(*pids)
 """
 
 
-def test_of_two_processes_that_start_on_one_name_at_once_none_loses_an_event(tmp_path: Path) -> None:
-    """`STARTS` with 1,000 in place of 30 shows the same."""
+def test_two_processes_that_start_on_one_name_at_once_lose_no_event(tmp_path: Path) -> None:
+    """The result is the same if `STARTS` gets 1,000 instead of 30."""
     done = subprocess.run(
         [sys.executable, "-c", STARTS, tmp_path / "run.modtrace", "30"], stdout=subprocess.PIPE, text=True, check=True
     )

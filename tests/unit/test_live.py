@@ -20,7 +20,7 @@ Tracker = ModuleTracker | ModTracker
 
 
 class Look(nn.Module):
-    """Doubles its input; notes `see()` in forward, and in backward when the gradient of its output is known."""
+    """Doubles its input; notes `see()` in forward, and in backward once the gradient of its output is known."""
 
     def __init__(self, see: Callable[[], Any]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def tracker(request: pytest.FixtureRequest) -> Tracker:
     return made
 
 
-def test_without_gradient_inputs_a_module_leaves(tracker: Tracker) -> None:
+def test_a_module_without_gradient_inputs_is_closed(tracker: Tracker) -> None:
     model = nn.Sequential(nn.Embedding(3, 2), Look(lambda: tracker.parents), nn.Embedding(2, 2))
     first, look = model[0], model[1]
     assert isinstance(look, Look)
@@ -89,15 +89,15 @@ def test_keyword_inputs(tracker: Tracker) -> None:
 
 
 def test_a_persistent_input_gathers_nothing() -> None:
-    told = []
+    seen = []
     tracker = ModTracker()
-    tracker.register_user_hooks(post_bw_hook=lambda _, gradients: told.append(gradients))
+    tracker.register_user_hooks(post_bw_hook=lambda _, gradients: seen.append(gradients))
     model = nn.Linear(2, 2)
     x = torch.ones(2, requires_grad=True)
     with tracker:
         for _ in range(100):
             model(x).sum().backward()
-    assert len(told) == 100
+    assert len(seen) == 100
     hooks = x._backward_hooks
     assert hooks is not None
     assert len(hooks) == 1
@@ -148,7 +148,7 @@ def test_backward_on_another_thread(tracker: Tracker) -> None:
     assert model.backward_saw == [({"Global", "Look"}, True)]
 
 
-def test_beside_a_recording_and_each_other(tracker: Tracker) -> None:
+def test_trackers_work_during_a_recording_and_together(tracker: Tracker) -> None:
     call = nn.Module.__call__
     second = ModuleTracker()
     model = nn.Sequential(Look(lambda: (tracker.parents, second.parents)))
@@ -167,7 +167,7 @@ def test_beside_a_recording_and_each_other(tracker: Tracker) -> None:
     ]
 
 
-def test_entered_again(tracker: Tracker) -> None:
+def test_a_tracker_can_be_entered_again(tracker: Tracker) -> None:
     call = nn.Module.__call__
     model = Look(lambda: tracker.parents)
     with tracker as outer, tracker as inner:
@@ -183,17 +183,17 @@ def test_entered_again(tracker: Tracker) -> None:
     assert model.forward_saw == [{"Global", "Look"}, {"Global", "Look"}, {"Global"}]
 
 
-def test_a_graph_is_followed_after_the_block_by_mod_tracker_alone() -> None:
-    for tracker, after in ((ModuleTracker(), {"Global"}), (ModTracker(), {"Global", "Look"})):
+def test_only_mod_tracker_follows_a_graph_after_the_block() -> None:
+    for tracker, open_names in ((ModuleTracker(), {"Global"}), (ModTracker(), {"Global", "Look"})):
         model = Look(lambda tracker=tracker: tracker.parents)  # type: ignore[misc]
         with tracker:
             loss = model(torch.ones(2)).sum()
         loss.backward()
-        assert model.backward_saw == [after]
+        assert model.backward_saw == [open_names]
         assert tracker.parents == {"Global"}
 
 
-def test_an_exception_in_forward_closes_what_it_left(tracker: Tracker) -> None:
+def test_an_exception_in_forward_closes_the_modules_it_leaves(tracker: Tracker) -> None:
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise ValueError("no")
@@ -302,18 +302,18 @@ class Held:
         pass
 
 
-def test_nothing_is_kept(tracker: Tracker) -> None:
+def test_trackers_keep_no_module_or_graph_alive(tracker: Tracker) -> None:
     if isinstance(tracker, ModTracker):
         tracker.register_user_hooks(post_bw_hook=lambda *_: None, pre_bw_hook=lambda *_: None)
     with tracker:
         model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
         x = torch.ones(2, requires_grad=True)
         y = model(x)
-        held = Held()
-        y.register_hook(held)
-        module, graph = weakref.ref(model[0]), weakref.ref(held)
-        del held
-        # The graph lives, the modules do not.
+        hook = Held()
+        y.register_hook(hook)
+        module, graph = weakref.ref(model[0]), weakref.ref(hook)
+        del hook
+        # The graph is alive, the modules are not.
         del model
         assert module() is None
         y.sum().backward()
@@ -333,7 +333,7 @@ def test_under_torch_compile(tracker: Tracker) -> None:
 
 
 class Heard:
-    """Registers hooks that note what they are called with."""
+    """Registers hooks that note their arguments."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str | None]] = []
@@ -353,7 +353,7 @@ class Heard:
         return note
 
 
-def test_hooks_nest_and_get_what_went_in_and_out() -> None:
+def test_hooks_nest_and_get_inputs_and_outputs() -> None:
     heard = Heard()
     model = nn.Sequential(Look(lambda: None), Look(lambda: None))
     x = torch.ones(2, requires_grad=True)
@@ -371,7 +371,7 @@ def test_hooks_nest_and_get_what_went_in_and_out() -> None:
         ("pre_bw", "Sequential.1"),
         ("post_bw", "Sequential.1"),
         ("pre_bw", "Sequential.0"),
-        # Both wait for the gradient of the same tensor; the one that was called first hears first.
+        # Both wait for the gradient of the same tensor; the hook of the module called first runs first.
         ("post_bw", "Sequential"),
         ("post_bw", "Sequential.0"),
     ]
@@ -471,12 +471,12 @@ def test_known_names() -> None:
     assert tracker.get_known_fqn(model) == "Sequential"
     assert tracker.get_known_fqn(model[1]) == "Sequential.1"
     assert tracker.get_known_fqn(inner) == "Sequential.0.0"
-    # It was never called, but lies below what was.
+    # It was never called, but its parent was.
     assert tracker.get_known_fqn(other) == "Sequential.2"
     assert tracker.get_known_fqn(nn.ReLU()) is None
 
 
-def test_a_new_module_at_the_place_of_a_dead_one_has_its_own_name(tracker: Tracker) -> None:
+def test_a_new_module_at_the_address_of_a_dead_module_has_its_own_name(tracker: Tracker) -> None:
     x = torch.ones(2)
     with tracker:
         dying: list[nn.Module] = [nn.Identity()]

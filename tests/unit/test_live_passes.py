@@ -1,4 +1,4 @@
-"""What the trackers count of backward passes: on threads, failed, and one inside another."""
+"""Backward passes counted by the trackers: on threads, failed, and nested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modtrace.track.python.passes import backward_nesting_depth
 
 
 class RunsAnother(torch.autograd.Function):
-    """Its backward runs a backward pass of its own, of what `inner` returns."""
+    """Its backward runs another backward pass, from the tensor that `inner` returns."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, inner: Any) -> Tensor:
@@ -41,7 +41,7 @@ def test_passes_are_counted_on_the_thread_that_calls_them() -> None:
     assert backward_nesting_depth() == 0
     y.sum().backward()
     assert backward_nesting_depth() == 0
-    # A pass runs its inner one before it comes to the node that notes.
+    # A pass runs its inner pass before it reaches the node that notes.
     assert counts == [3, 2, 1]
 
 

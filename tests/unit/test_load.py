@@ -1,4 +1,4 @@
-"""What the writers wrote is read back: every span to the nanosecond, and all that is known about the recording."""
+"""Written traces are read back: every span to the nanosecond, and all facts about the recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 
 
 def told(timeline: Timeline) -> dict[str, object]:
-    """All that a timeline says, without the order of what begins in the same nanosecond at the same depth."""
+    """All content of a timeline, except the order of spans that start in the same nanosecond at the same depth."""
     columns = timeline.columns
     spans = list(timeline.spans)
     tracks = [timeline.tracks[track] for track in columns.track.tolist()]
@@ -63,20 +63,20 @@ def test_a_round_trip_of_more_than_one_chunk_keeps_the_columns(
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_an_empty_timeline_comes_back_empty(tmp_path: Path, suffix: str) -> None:
+def test_an_empty_timeline_is_read_back_empty(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"trace{suffix}"
     Timeline(slices=timeline_of().columns).save(path)
     assert told(load(path)) == told(Timeline(slices=timeline_of().columns))
 
 
-def test_content_decides_not_the_name(tmp_path: Path) -> None:
+def test_the_content_and_not_the_name_decides_the_format(tmp_path: Path) -> None:
     timeline = timeline_of((0, 10, "a"))
     timeline.save(tmp_path / "trace.pftrace.gz")
     (tmp_path / "trace.pftrace.gz").rename(tmp_path / "trace.json")
     assert told(load(tmp_path / "trace.json")) == told(timeline)
 
 
-def test_json_laid_out_anew_is_read_as_a_profilers(tmp_path: Path) -> None:
+def test_reformatted_json_is_read_as_a_profile(tmp_path: Path) -> None:
     timeline = gpt2_timeline(400)
     timeline.save(tmp_path / "trace.json")
     document = json.loads((tmp_path / "trace.json").read_text())
@@ -104,7 +104,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("content", REFUSED, ids=lambda content: repr(content[:12]))
-def test_anything_else_is_refused_with_what_it_is(tmp_path: Path, content: bytes) -> None:
+def test_the_error_of_another_file_names_its_kind(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "thing"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=REFUSED[content]) as raised:
@@ -112,7 +112,7 @@ def test_anything_else_is_refused_with_what_it_is(tmp_path: Path, content: bytes
     assert str(path) in str(raised.value)
 
 
-def test_a_trace_is_read_where_no_temporary_file_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_is_read_if_no_temporary_file_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timeline = gpt2_timeline(10)
     timeline.save(tmp_path / "trace.json")
     timeline.save(tmp_path / "report.zip")
@@ -124,7 +124,7 @@ def test_a_trace_is_read_where_no_temporary_file_can_be_made(tmp_path: Path, mon
             needs_one()
 
 
-def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent.json"):
         with pytest.raises(TraceError, match="cannot be read"):
             load(path)
@@ -134,14 +134,14 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"trace{suffix}"
     gpt2_timeline(40).save(path)
-    whole = path.read_bytes().rstrip()
-    for length in range(1, len(whole), max(1, len(whole) // 400)):
-        path.write_bytes(whole[:length])
+    content = path.read_bytes().rstrip()
+    for length in range(1, len(content), max(1, len(content) // 400)):
+        path.write_bytes(content[:length])
         with pytest.raises(TraceError):
             load(path)
 
 
-def test_a_profile_without_events_says_why_that_may_be(tmp_path: Path) -> None:
+def test_the_error_of_a_profile_without_events_has_possible_reasons(tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text('{"traceEvents": []}')
     (note,) = cast("list[str]", load(tmp_path / "empty.json").metadata["notes"])
     assert note == "the trace has no events: nothing ran under the profiler, or it was exported within its with block"
