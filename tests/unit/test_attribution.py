@@ -52,7 +52,7 @@ def test_a_node_belongs_to_the_innermost_call_whose_range_holds_it() -> None:
     assert [owner[1, sequence] for sequence in range(9, 19)] == [None, a, a, b, b, d, a, a, None, None]
 
 
-def test_sequence_numbers_of_two_threads_count_apart() -> None:
+def test_sequence_numbers_of_two_threads_are_independent() -> None:
     script = EventScript()
     worker = script.add_thread("worker", 2, torch_thread_id=7)
     a, b = script.name("A"), script.name("B")

@@ -53,7 +53,7 @@ class CallPath:
         )
 
 
-def test_no_nodes_are_no_backward_spans() -> None:
+def test_without_nodes_there_are_no_backward_spans() -> None:
     assert CallPath().cut() == []
 
 

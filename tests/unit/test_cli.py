@@ -162,7 +162,7 @@ def test_doctor_advises_to_build_only_if_that_can_work(
 
 
 @pytest.mark.parametrize("raised", ["ImportError", "OSError", "RuntimeError"])
-def test_doctor_says_that_torch_is_broken_and_that_nothing_can_be_recorded(raised: str, tmp_path: Path) -> None:
+def test_doctor_reports_a_broken_torch_and_that_nothing_can_be_recorded(raised: str, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}('libcudart.so.13:\\n no such file')")
     first = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv[1:] = ['doctor']"

@@ -33,7 +33,7 @@ HOUR_NS = 3_600 * 10**9
 AHEAD_NS = 5_000 * 10**9
 
 
-def test_the_offset_is_the_median_of_the_best_eighth_within_what_all_pings_allow() -> None:
+def test_the_offset_is_the_median_of_the_best_eighth_within_the_range_of_all_pings() -> None:
     quick = [Ping(1_000 * n, 50_000 + 1_000 * n + 5, 1_000 * n + 10) for n in range(2)]
     slow = [Ping(1_000 * n, 50_000 + 1_000 * n + 80, 1_000 * n + 100) for n in range(2, 16)]
     reading = estimate_offset(quick + slow)

@@ -163,7 +163,7 @@ def test_ranks_are_written_as_ranges(ranks: list[int], text: str) -> None:
 
 
 @given(st.sets(st.integers(0, 1000)))
-def test_any_ranks_are_read_again(ranks: set[int]) -> None:
+def test_any_ranks_are_read_back(ranks: set[int]) -> None:
     assert parse_ranks(rank_list(ranks)) == sorted(ranks)
 
 
@@ -173,7 +173,7 @@ def test_text_that_is_not_a_range_of_ranks_is_refused(text: str) -> None:
         parse_ranks(text)
 
 
-def test_names_of_collectives_are_read_again_and_any_text_is_one() -> None:
+def test_names_of_collectives_are_read_back_and_any_text_is_a_name() -> None:
     assert parse_collective(collective_text("send", "mesh|dp", 3)) == CollectiveName("send", "mesh|dp", 3)
     assert parse_collective(collective_text("barrier", "0")) == CollectiveName("barrier", "0")
     assert parse_collective(collective_text("send", "0", 3, "cuda")) == CollectiveName("send", "0", 3, "cuda")

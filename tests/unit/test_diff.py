@@ -167,7 +167,7 @@ def test_two_modules_that_swap_their_speed_are_both_found() -> None:
     assert sorted(comparison) == [("Net.h.1", "forward", "faster"), ("Net.h.2", "forward", "slower")]
 
 
-def test_few_steps_cannot_tell() -> None:
+def test_few_steps_have_the_verdict_cannot_tell() -> None:
     comparison = modtrace.diff(recording(0, steps=5), recording(1, {("Net.h.3", FORWARD): 2.0}, steps=5))
 
     assert {change.verdict for change in comparison.changes} == {"cannot tell"}

@@ -109,9 +109,7 @@ def test_python_outside_of_modules_counts_from_10_percent_on(
 @pytest.mark.parametrize(
     ("calls", "tensors", "over"), [(65, 16, ""), (192, 12, ""), (192, 16, " over the 16 parameters")]
 )
-def test_a_multiple_of_few_parameters_or_of_little_time_is_a_loop_over_something_else(
-    calls: int, tensors: int, over: str
-) -> None:
+def test_a_multiple_of_few_parameters_or_with_little_time_is_another_loop(calls: int, tensors: int, over: str) -> None:
     loop = [["binary_cross_entropy", 2 * calls, 6 * MS], ["add", 2 * 192, 2 * MS]]
 
     (finding,) = with_loop(4, loop, tensors=tensors).summary().findings
@@ -488,7 +486,7 @@ def test_nodes_made_without_gradients_are_not_a_graph() -> None:
     assert found(noted(with_teacher(3, range(4)), casts=["Teacher"])) == []
 
 
-def test_an_optimizer_told_to_update_one_by_one() -> None:
+def test_an_optimizer_configured_to_update_one_by_one() -> None:
     (finding,) = noted(training(), how="one by one (foreach=False)").summary().findings
 
     assert finding[:4] == ("optimizer takes a large share", "Optimizer.step#SGD.step", "optimizer", MS)

@@ -19,7 +19,7 @@ def rows(intervals: Intervals, *fields: str) -> list[tuple[int, ...]]:
     return list(zip(*(getattr(intervals, field).tolist() for field in fields), strict=True))
 
 
-def test_no_events_are_no_intervals() -> None:
+def test_without_events_there_are_no_intervals() -> None:
     assert len(build_intervals(EventScript().events())) == 0
 
 
@@ -122,7 +122,7 @@ def test_threads_do_not_nest_in_each_other() -> None:
     ]
 
 
-def test_a_node_lasts_until_the_next_one_begins() -> None:
+def test_a_node_lasts_until_the_next_starts() -> None:
     script = EventScript()
     script.node(10, 12, sequence=5)
     script.accumulate_end(14)
