@@ -102,7 +102,7 @@ def test_a_persistent_input_gathers_nothing() -> None:
     assert hooks is not None
     assert len(hooks) == 1
     (hook,) = hooks.values()
-    assert len(hook._waiting) <= 16  # type: ignore[attr-defined]
+    assert len(hook._waiting_calls) <= 16  # type: ignore[attr-defined]
 
 
 def test_the_other_tracker_leaves_nothing_on_inputs() -> None:
