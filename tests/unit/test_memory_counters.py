@@ -1,4 +1,4 @@
-"""Counters of CUDA's memory, with a torch.cuda that tells made numbers; on a real one: tests/gpu/test_engines.py."""
+"""Counters of CUDA memory, with a fake torch.cuda that returns set numbers; a real one: tests/gpu/test_engines.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modtrace.record_options import EngineName
 
 
 def counted(engine: EngineName) -> dict[str, list[int]]:
-    """Record two calls of a module, with memory; return the values by name."""
+    """Record two calls of a module with memory; return the counters' values by name."""
     model = nn.Linear(2, 2)
     with modtrace.record(engine=engine, memory_interval=0) as recording:
         for _ in range(2):
@@ -47,7 +47,7 @@ def test_cuda_is_counted_once_it_is_used(engine: EngineName, monkeypatch: pytest
     assert (set(counters["cuda:3 allocated"]), set(counters["cuda:3 reserved"])) == ({70}, {90})
 
 
-def test_an_allocator_that_counts_nothing_ends_no_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_goes_on_if_the_allocator_has_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_as_pluggable(device: int) -> NoReturn:
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats. If you need it, please file an")
 

@@ -1,4 +1,4 @@
-"""What a summary says of memory, of samples written by hand."""
+"""The memory part of a summary, from samples written by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modtrace.timeline.summary.memory_summary import Holder, MemoryModule, holde
 from tests.support.cost_timelines import NAMES, NET, PROCESS, SPANS, A, recorded
 
 
-def test_each_module_has_what_its_median_call_keeps_and_the_most_inside_any() -> None:
+def test_each_module_has_the_memory_its_median_call_keeps_and_the_most_inside_any() -> None:
     memory = recorded().summary().memory
 
     assert memory is not None
@@ -37,7 +37,7 @@ def test_each_module_has_what_its_median_call_keeps_and_the_most_inside_any() ->
     ]
 
 
-def test_a_summary_by_class_takes_the_calls_of_all_its_modules() -> None:
+def test_a_summary_by_class_has_the_calls_of_all_its_modules() -> None:
     memory = recorded().summary("class").memory
 
     assert memory is not None
@@ -47,24 +47,24 @@ def test_a_summary_by_class_takes_the_calls_of_all_its_modules() -> None:
 def test_holders_at_the_peak_sum_to_all_that_is_held() -> None:
     memory = recorded().summary().memory
 
-    # 250 at 2010, in step 0: Net has kept 60 in forward, as b kept 50, and a 20 of which Net freed 10; then b's
-    # backward 90. The rest is what was held before.
+    # 250 at 2010, in step 0: Net has kept 60 in forward, since b kept 50, and a 20 of which Net freed 10; then b's
+    # backward 90. The remaining bytes were held before.
     assert memory is not None
     assert (memory.peak_bytes, memory.peak_ns, memory.process) == (250, 2010, "")
     assert (memory.peak_step, memory.peak_seconds) == (0, 1010e-9)
     assert memory.holders == (Holder("Net.b", 140), Holder("Net.a", 10), Holder("other", 100))
 
 
-def test_modules_save_what_those_in_them_do_unless_several_processes_count() -> None:
-    one = replace(recorded(), metadata={"memory": {"saved": {"Net.a": 30, "Net.b": 160}}})
-    other = replace(one.counters[0], process=Process(8), value=one.counters[0].value - 1)
-    several = replace(one, counters=[*one.counters, other])
+def test_modules_save_the_bytes_of_inner_modules_unless_several_processes_count() -> None:
+    single_process = replace(recorded(), metadata={"memory": {"saved": {"Net.a": 30, "Net.b": 160}}})
+    other = replace(single_process.counters[0], process=Process(8), value=single_process.counters[0].value - 1)
+    several = replace(single_process, counters=[*single_process.counters, other])
 
-    memory, of_several = one.summary().memory, several.summary().memory
+    memory, of_several = single_process.summary().memory, several.summary().memory
     assert memory is not None
     assert of_several is not None
     assert [row.saved_bytes for row in memory.rows] == [190, 30, 160]
-    # Of what is held at the peak at most so much: b holds 140, a 10.
+    # Upper limits at the peak: b holds 140, a 10.
     assert [holder.saved_bytes for holder in memory.holders] == [140, 10, None]
     assert [row.saved_bytes for row in of_several.rows] == [None, None, None]
 
@@ -72,7 +72,7 @@ def test_modules_save_what_those_in_them_do_unless_several_processes_count() -> 
 def test_holders_in_a_later_step_are_its_own_calls() -> None:
     memory = recorded().steps(1, 2).summary().memory
 
-    # 230 at 3005, as Net begins: what is held before the step, 130, is other.
+    # 230 at 3005, at the start of Net: the 130 held before the step are in "other".
     assert memory is not None
     assert (memory.peak_bytes, memory.holders) == (230, (Holder("Net", 100), Holder("other", 130)))
 
@@ -80,13 +80,13 @@ def test_holders_in_a_later_step_are_its_own_calls() -> None:
 @pytest.mark.parametrize(
     ("first_step", "time_ns", "holders"),
     [
-        # What b's backward keeps is a gradient, and in b's row: how much of 8 is not in one is not known.
+        # b's row has the gradients that its backward keeps; how many of the 8 bytes are elsewhere is unknown.
         (0, 2010, (("Net.b", 140), ("optimizer state", 60), ("parameters", 30), ("Net.a", 10), ("other", 10))),
         (1, 3005, (("Net", 100), ("optimizer state", 60), ("parameters", 30), ("gradients", 8), ("other", 32))),
-        (1, 2010, (("Net", 100), ("other", 130))),  # that was at another moment
+        (1, 2010, (("Net", 100), ("other", 130))),  # the peak was at another moment
     ],
 )
-def test_parameters_gradients_and_the_optimizers_state_are_named_where_known(
+def test_parameters_gradients_and_optimizer_state_are_named_if_known(
     first_step: int, time_ns: int, holders: tuple[tuple[str, int], ...]
 ) -> None:
     at_peak = {"time_ns": time_ns, "gradients": 8, "optimizer state": 60, "parameters": 30}
@@ -100,12 +100,12 @@ def test_parameters_gradients_and_the_optimizers_state_are_named_where_known(
 @pytest.mark.parametrize(
     ("first_step", "holders"),
     [
-        # At the peak of 250 in step 0, one step before what is known: 75 - 25 and 30 - 10 before it.
+        # At the peak of 250 in step 0, one step before the known amounts: 75 - 25 and 30 - 10 then.
         (0, (("Net.b", 140), ("Net.a", 10 + 50), ("no module", 20), ("other", 30))),
         (1, (("Net", 100), ("Net.a", 75), ("no module", 30), ("other", 25))),
     ],
 )
-def test_what_grows_is_held_by_who_allocated_it_in_earlier_steps(
+def test_growing_memory_is_held_by_the_modules_that_allocated_it_in_earlier_steps(
     first_step: int, holders: tuple[tuple[str, int], ...]
 ) -> None:
     known = {
@@ -118,7 +118,7 @@ def test_what_grows_is_held_by_who_allocated_it_in_earlier_steps(
     assert {(holder.fqn, holder.bytes) for holder in memory.holders} == {*holders}
 
 
-def test_kinds_take_no_more_than_modules_leave() -> None:
+def test_kinds_have_no_more_bytes_than_modules_leave() -> None:
     at_peak = {"time_ns": 2010, "gradients": 8, "optimizer state": 80, "parameters": 30}
     memory = replace(recorded(), metadata={"memory": {"at_peak": at_peak}}).summary().memory
 
@@ -179,11 +179,11 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
     assert "<td" in recorded().summary().to_html().split("held at the peak by")[1]
 
 
-def test_a_diff_says_any_difference_in_bytes() -> None:
+def test_a_diff_shows_any_difference_in_bytes() -> None:
     more = recorded()
-    more.counters[0].value[4] += 1  # as Net's first forward ends
+    more.counters[0].value[4] += 1  # at the end of Net's first forward
 
-    # Of a module's two forward calls the lower median: 20 stays, and 170 - 100 inside; the peak stays.
+    # The lower median of a module's two forward calls: 20 stays, and 170 - 100 inside; the peak stays.
     assert modtrace.diff(recorded(), more).environment == {}
     more.counters[0].value[3:6] += 80  # b keeps 130
     comparison = modtrace.diff(recorded(), more)
@@ -228,18 +228,18 @@ def test_a_peak_that_is_higher_than_in_the_baseline_fails(tmp_path: Path) -> Non
     assert modtrace.diff(base, renamed, map={"Net.b": "Net.c"}).peak_bytes[-1] == PeakChange("Net.c", 90, 130, 40)
 
 
-def test_chosen_modules_have_their_rows_alone() -> None:
+def test_chosen_modules_have_only_their_own_rows() -> None:
     memory = recorded().summary().only("*.b").memory
 
     assert memory is not None
     assert [row.fqn for row in memory.rows] == ["Net.b"]
 
 
-def test_peaks_are_unknown_where_a_side_has_no_memory(tmp_path: Path) -> None:
+def test_peaks_are_unknown_if_a_side_has_no_memory(tmp_path: Path) -> None:
     assert modtrace.diff(recorded(), replace(recorded(), counters=[])).peak_bytes == []
 
 
-def test_a_file_without_memory_says_what_to_do(tmp_path: Path) -> None:
+def test_a_file_without_memory_gives_an_instruction(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     Timeline(recorded().slices, NAMES, recorded().tracks).save(path)
 
@@ -255,18 +255,18 @@ def test_the_python_engine_refuses_to_count() -> None:
         modtrace.record(engine="python", memory=True)
 
 
-def test_results_that_are_gone_are_held_by_no_call_any_more() -> None:
+def test_freed_results_are_held_by_no_call() -> None:
     spans = [(NET, FORWARD, start, start + 9, -1, 0) for start in (10, 30, 50)]
     samples = [(9, 10), (18, 110), (29, 10), (38, 110), (49, 15), (58, 165)]
     counters = [CounterSeries("allocated", "bytes", PROCESS, *np.array(samples, np.int64).T)]
     memory = replace(recorded(spans), marks=[], counters=counters).summary().memory
 
     assert memory is not None
-    # The first result is gone before the next call, and of the second 95 bytes: 5 of another kind came.
+    # The first result is freed before the next call, and 95 bytes of the second: 5 of another kind came.
     assert memory.holders == (Holder("Net", 155), Holder("other", 10))
 
 
-def test_a_limit_shortens_who_held_it_and_what_is_left_out_is_one_row() -> None:
+def test_a_limit_shortens_the_holders_and_adds_one_row_for_the_others() -> None:
     summary = recorded().summary()
 
     assert [line.split()[:2] for line in summary.memory_text(1).split("\n\n")[-1].splitlines()[1:4]] == [

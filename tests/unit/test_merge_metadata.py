@@ -1,4 +1,4 @@
-"""The metadata of a merge are found whatever bytes stand around them."""
+"""The metadata of a merge are found whatever bytes are around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file says in its metadata is anybody's: what is not as it should be is left out once, when it is read."""
+"""Metadata in a file may hold anything: values of the wrong form are left out once, when the file is read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WORK = ["a: A", 1, 0, 0, 5, 0, -1]
         ),
     ],
 )
-def test_what_is_not_as_it_should_be_is_left_out(tmp_path: Path, key: str, value: object, kept: object) -> None:
+def test_metadata_of_the_wrong_form_is_left_out(tmp_path: Path, key: str, value: object, kept: object) -> None:
     expected = {} if kept is ... else {key: kept}
 
     assert fit_metadata({key: value}) == expected
@@ -54,7 +54,7 @@ def test_what_is_not_as_it_should_be_is_left_out(tmp_path: Path, key: str, value
     assert modtrace.load(tmp_path / "trace.json").metadata == expected
 
 
-def test_a_ring_whose_notes_are_something_else_is_read_without_them() -> None:
+def test_a_ring_whose_notes_have_the_wrong_form_is_read_without_them() -> None:
     script = EventScript(metadata={"torch": "2.13.0", "memory": 3, "compiled": {"Net": 3}})
     net = script.name("Net")
     for note in _odd_notes(net):

@@ -1,4 +1,4 @@
-"""What a summary says of the end of a recording whose process died or hung."""
+"""The summary's sentences on the end of a recording whose process died or hung."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lines(timeline: modtrace.Timeline) -> list[str]:
     return str(timeline.summary()).splitlines()
 
 
-def test_of_a_dead_process_the_summary_says_what_it_was_in(tmp_path: Path) -> None:
+def test_the_summary_of_a_dead_process_names_its_open_calls(tmp_path: Path) -> None:
     timeline = build_timeline(hung_loader().snapshot()._replace(writer="dead"))
 
     assert "at the end MainThread was in data loading (usually 4.0 ms)" in lines(timeline)
@@ -51,7 +51,7 @@ def test_of_a_dead_process_the_summary_says_what_it_was_in(tmp_path: Path) -> No
     }
 
 
-def test_what_usually_takes_no_time_is_said_to_be_short() -> None:
+def test_a_call_that_is_usually_instant_is_called_short() -> None:
     script = EventScript()
     for number in range(3):
         script.collective(10 * number, Kind.RANGE_BEGIN, FETCH, number)
@@ -73,7 +73,7 @@ def test_another_thread_shows_how_long_it_was_there() -> None:
     assert "at the end MainThread was in data loading for 31.0 s (usually 4.0 ms)" in lines(
         build_timeline(ring._replace(writer="dead"))
     )
-    # Whether it lives is not known, but it takes much longer than usual.
+    # Whether the process is alive is unknown, but the call takes much longer than usual.
     assert "at the end MainThread was in data loading for 31.0 s (usually 4.0 ms)" in lines(build_timeline(ring))
 
 
@@ -86,7 +86,7 @@ def test_a_module_comes_before_the_range_of_another_thread() -> None:
     assert "at the end worker was in forward Net.h" in lines(build_timeline(ring))
 
 
-def test_a_recording_that_is_saved_in_a_hang_counts_to_the_moment() -> None:
+def test_a_recording_saved_during_a_hang_counts_to_that_moment() -> None:
     script = hung_loader(time.monotonic_ns() - 34 * SECOND)
     is_in = build_timeline(script.snapshot()._replace(writer="running", known_pid=True)).metadata["open_at_end"]
 
@@ -94,13 +94,13 @@ def test_a_recording_that_is_saved_in_a_hang_counts_to_the_moment() -> None:
     assert is_in["seconds"] >= 31
 
 
-def test_nothing_is_said_of_an_end_in_good_order_or_of_what_takes_its_usual_time() -> None:
+def test_a_clean_end_or_a_call_of_usual_length_is_not_mentioned() -> None:
     ended = hung_loader()
     ended.close()
     ring = hung_loader().snapshot()
 
-    for one in (ended.snapshot()._replace(writer="dead"), ring, ring._replace(writer="dead", missing_bytes=8)):
-        assert not [line for line in lines(build_timeline(one)) if line.startswith("at the end")]
+    for snapshot in (ended.snapshot()._replace(writer="dead"), ring, ring._replace(writer="dead", missing_bytes=8)):
+        assert not [line for line in lines(build_timeline(snapshot)) if line.startswith("at the end")]
 
 
 def test_a_running_recording_knows_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is no regular file: refused at once, by each command that reads."""
+"""A path that is not a regular file is refused at once, by each command that reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_pipe_or_a_device_is_an_error_that_says_what_to_do(command: str, odd: str) -> None:
+def test_a_pipe_or_a_device_is_an_error_with_an_instruction(command: str, odd: str) -> None:
     result = CliRunner().invoke(group, command.format(odd, odd).split())
 
     assert result.exit_code != 0, result.output
@@ -51,7 +51,7 @@ def test_a_pipe_or_a_device_is_an_error_that_says_what_to_do(command: str, odd: 
     assert odd in result.output
 
 
-def test_the_reason_is_told(odd: str) -> None:
+def test_the_error_has_the_reason(odd: str) -> None:
     with pytest.raises(OSError, match=REASON):
         open_regular(odd)
 
@@ -72,7 +72,7 @@ def listening(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "s"
 
 
-def test_a_socket_is_none_either_and_a_file_behind_a_link_is_one(listening: Path, tmp_path: Path) -> None:
+def test_a_socket_is_refused_and_a_link_to_a_file_is_read(listening: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such device or address"):
         open_regular(listening)
     (tmp_path / "file").write_bytes(b"12")

@@ -75,7 +75,7 @@ def test_rounded_slices_nest_in_both_readings(base: int, rows: list[tuple[int, i
     end, parent, depth = clip_and_nest(track, start, start + length, np.zeros(len(track), np.int64))
     begin, lasts = nest_after_rounding(track, start, end, parent, depth, time_quantum_ns(int(end.max(initial=0))))
     assert (lasts >= 0).all()
-    # A step at most; one more for each further level of slices that begin and end within one step, see below.
+    # One step at most; one more for each further level of slices that start and end within one step, see below.
     assert (np.abs(begin - start) <= 250 * max(1, depth.max(initial=0))).all()
     for reading in (begin, perfetto_rounding(begin)):
         for at, around in enumerate(parent.tolist()):
@@ -89,8 +89,8 @@ def test_rounded_slices_nest_in_both_readings(base: int, rows: list[tuple[int, i
                     assert reading[one] + lasts[one] <= reading[other]
 
 
-def test_slices_that_end_within_one_step_begin_a_step_apart_for_each_level() -> None:
-    # Read as they are the starts lie at 0, 0, 250, 500 and 750, else at 0, 0, 256, 600 and 768 from the first.
+def test_slices_that_end_within_one_step_start_one_step_apart_per_level() -> None:
+    # Read exactly, the starts lie at 0, 0, 250, 500 and 750, otherwise at 0, 0, 256, 600 and 768 from the first.
     # [[[] ][ ]][ ]: 297, 298 and 299 lie on one step of 250 ns, where the readings' distances from 0 differ.
     base = 1_259_982_683_128_134_616
     start = base + np.array([0, 0, 297, 298, 299])
@@ -101,8 +101,8 @@ def test_slices_that_end_within_one_step_begin_a_step_apart_for_each_level() -> 
     assert duration.tolist() == [600, 419, 163, 0, 0]
 
 
-def test_perfetto_rounding_is_what_the_trace_processor_makes_of_the_text() -> None:
-    # As the trace processor v52 read them: a nanosecond more at x.605 µs, and steps of 256 ns since 1970.
+def test_perfetto_rounding_equals_the_trace_processors() -> None:
+    # Values that the trace processor v52 read: a nanosecond more at x.605 µs, and steps of 256 ns since 1970.
     relative = {
         4458676522690604: 4458676522690604,
         4458676522690605: 4458676522690606,

@@ -1,4 +1,4 @@
-"""Alignment: offset and drift from sync marks, and what is said without marks."""
+"""Alignment: offset and drift from sync marks, and the message without marks."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_noise_alone_is_no_drift() -> None:
     assert abs(moved(alignment, 0)[0]) < 100
 
 
-def test_of_two_slices_of_one_name_the_nearest_is_meant() -> None:
+def test_the_nearer_of_two_slices_with_one_name_is_used() -> None:
     alignment = align_by_sync_marks(
         [sync(0, 5 * SECOND)], {"modtrace.sync#0": [(0, 100), (5 * SECOND, 5 * SECOND + 200)]}, BASE
     )
     assert moved(alignment, 0) == [100]
 
 
-def test_marks_of_another_run_count_as_none() -> None:
+def test_marks_of_another_run_are_not_used() -> None:
     syncs = dict([around(0, 0), around(1, SECOND)])
     late = [sync(number, (140 + number) * SECOND) for number in range(2)]
     assert align_by_sync_marks(late, syncs, BASE) == align_by_wall_clock(BASE)
@@ -79,7 +79,7 @@ def test_marks_of_another_run_count_as_none() -> None:
 
 
 @pytest.mark.parametrize("marks", [[], [Mark(BASE, "mark", "modtrace.sync#0")], [sync(7, 0)]])
-def test_without_common_marks_the_wall_clock_counts_and_says_how_sure_it_is(marks: list[Mark]) -> None:
+def test_without_common_marks_the_wall_clock_is_used_with_its_uncertainty(marks: list[Mark]) -> None:
     alignment = align_by_sync_marks(marks, dict([around(0, 0)]), BASE)
     assert alignment == align_by_wall_clock(BASE)
     assert moved(alignment, 0, 12345) == [0, 12345]

@@ -1,4 +1,4 @@
-"""Collectives are told apart from compute, and still say whose backward launched them."""
+"""Collectives are distinguished from compute, and still show whose backward launched them."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_communication_is_in_no_other_gpu_time_and_its_overlap_is_known() -> Non
     summary = summarize(overlaid(CALLS, *MADE, *LAUNCHED).unique_thread_timeline)
     rows = {row.fqn: row for row in summary.rows}
     b, a = rows["Net.b"], rows["Net.a"]
-    # b's all-reduce of 600 ns runs beside gemms for 100 ns at its begin and 100 ns at its end.
+    # b's all-reduce of 600 ns runs beside gemms for 100 ns at its start and 100 ns at its end.
     assert (b.collectives, b.communication_ns, b.communication_overlap_ns) == (1, 600, 200)
     assert (b.kernels, b.gpu_forward_self_ns, b.gpu_backward_self_ns, b.kernel_ns) == (2, 100, 300, 400)
-    # The copy that a collective of a is made of runs beside a's own gemm.
+    # The copy of a's collective runs beside a's own gemm.
     assert (a.collectives, a.communication_ns, a.communication_overlap_ns) == (1, 50, 50)
     assert (a.kernel_ns, a.memcpy_ns, a.gpu_backward_ns) == (300, 0, 300)
     assert (rows["Net"].communication_ns, rows["Net"].gpu_backward_ns) == (0, 600)
@@ -63,7 +63,7 @@ def test_communication_is_in_no_other_gpu_time_and_its_overlap_is_known() -> Non
     assert str(summary).splitlines()[-1].endswith("; communication 0.001 ms, 36.2 % of it while computing")
 
 
-def test_a_collective_is_a_span_of_a_class_of_its_own_below_the_module_that_launched_it() -> None:
+def test_a_collective_is_a_span_of_its_own_class_below_its_launching_module() -> None:
     overlay = overlaid(CALLS, *MADE, *LAUNCHED)
     devices = overlay.stream_spans
     columns = (devices.start, devices.end, devices.depth, devices.name, devices.track)
@@ -79,7 +79,7 @@ def test_a_collective_is_a_span_of_a_class_of_its_own_below_the_module_that_laun
     ]
 
 
-def test_steps_of_the_profiler_part_gpu_time_where_nothing_was_recorded_of_steps() -> None:
+def test_profiler_steps_divide_gpu_time_if_none_were_recorded() -> None:
     steps = [x("user_annotation", f"ProfilerStep#{n}", *times) for n, times in ((4, (900, 6050)), (5, (6060, 9000)))]
     summary = summarize(overlaid(CALLS, *MADE, *LAUNCHED, *steps).unique_thread_timeline)
     assert [tuple(step) for step in summary.gpu_steps] == [(4, 100, 0, 0), (5, 600, 690, 250)]

@@ -1,4 +1,4 @@
-"""Replays of CUDA graphs belong to the modules in which the graphs were captured; what is not known says why."""
+"""Replays of CUDA graphs belong to the modules in which the graphs were captured; unknown modules have a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def api(name: str, at: int, correlation: int) -> dict[str, Any]:
 
 
 def captured(at: int, number: int) -> list[dict[str, Any]]:
-    """Return the capture of a graph: a kernel in what runs at `at`, and 1000 later a copy and a kernel."""
+    """Return the capture of a graph: a kernel in the call that runs at `at`, and 1000 later a copy and a kernel."""
     return [
         api("cudaStreamBeginCapture", at - 50, number),
         api("cudaLaunchKernel", at, number + 1),
@@ -54,7 +54,7 @@ CALLS = recording(("Net", 1000, 5000, 0), ("a: Linear", 1100, 2000, 1), ("b: Lin
 
 
 def gpu_times(overlay: Overlay) -> dict[str, tuple[int, int]]:
-    """Kernel and copy time of each module itself."""
+    """Return the kernel and copy time of each module itself."""
     return {
         row.fqn: (row.kernel_ns, row.memcpy_ns)
         for row in summarize(overlay.unique_thread_timeline).rows
@@ -72,7 +72,7 @@ def test_replays_belong_to_the_modules_of_the_capture() -> None:
     assert spans.end[outermost].tolist() == [10_450, 20_450]
 
 
-def test_a_capture_in_a_second_trace_tells_whose_a_replay_is() -> None:
+def test_a_capture_in_a_second_trace_shows_the_modules_of_a_replay() -> None:
     here = [*replay(10_000, 8000, 50)]
     late = recording(("Net", 8100, 8200, 0))
     capture = read(
@@ -86,18 +86,18 @@ def test_a_capture_in_a_second_trace_tells_whose_a_replay_is() -> None:
     assert gpu_times(overlaid(late, *here)) == {"(no module: graph launch, capture not known)": (400, 20)}
 
 
-def test_a_replay_that_fits_no_capture_says_so() -> None:
-    """What was captured has an operation more."""
+def test_a_replay_that_fits_no_capture_has_a_reason() -> None:
+    """The captured graph has one operation more."""
     more = api("cudaMemsetAsync", 1600, 9)
     overlay = overlaid(CALLS, *captured(1500, 1), more, *replay(10_000, 8000, 50))
     assert overlay.unattributed == {"graph launch, capture not known": 3}
 
 
-def test_a_graph_launched_in_a_call_belongs_to_the_call_where_its_capture_is_not_known() -> None:
+def test_a_graph_of_unknown_capture_belongs_to_the_call_that_launched_it() -> None:
     assert gpu_times(overlaid(CALLS, *replay(10_000, 4800, 50))) == {"Net": (400, 20)}
 
 
-def test_of_graphs_alike_the_ids_tell_which_is_which() -> None:
+def test_identical_graphs_are_distinguished_by_id() -> None:
     calls = recording(("Net", 1000, 9000, 0), ("a: Linear", 1100, 3000, 1), ("b: Linear", 4000, 8000, 1))
     captures = [*captured(1500, 1), *captured(5000, 11)]
     ids = [*replay(20_000, 9100, 51, graph_id=8), *replay(30_000, 9200, 52, graph_id=3)]
@@ -106,7 +106,7 @@ def test_of_graphs_alike_the_ids_tell_which_is_which() -> None:
     assert overlaid(calls, *captures, *without).unattributed == {"graph launch, capture not known": 6}
 
 
-def test_each_reason_is_counted_and_told() -> None:
+def test_each_reason_is_counted_and_printed() -> None:
     work = [
         x("kernel", "k", 10_000, 10_100, pid=0, tid=7, correlation=1),
         x("kernel", "k", 11_000, 11_010, pid=0, tid=7, correlation=2),
@@ -123,7 +123,7 @@ def test_each_reason_is_counted_and_told() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_merge_takes_the_capture_and_says_what_is_left(tmp_path: Path, suffix: str) -> None:
+def test_merge_uses_the_capture_and_reports_the_rest(tmp_path: Path, suffix: str) -> None:
     profile, capture = tmp_path / "profile.json", tmp_path / "capture.json"
     profile.write_bytes(trace(*replay(10_000, 8000, 50), x("cpu_op", "aten::op", 7000, 7100)))
     capture.write_bytes(trace(x("python_function", "nn.Module: Net_0", 1000, 5000), *captured(1500, 1)))

@@ -1,4 +1,4 @@
-"""Kernels are matched to launches of their own process, where several processes of a trace use one correlation id."""
+"""Kernels are matched to launches of their own process, even if several processes in a trace use one correlation id."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def launch_starts(*events: Event) -> list[int | None]:
     return [int(read.launches.start[row]) if row >= 0 else None for row in rows.tolist()]
 
 
-def test_a_launch_that_begins_behind_the_work_is_of_another_process() -> None:
-    """The second process' launches come first in the file, and later in time."""
+def test_a_launch_that_starts_after_the_work_is_of_another_process() -> None:
+    """The second process's launches are first in the file but later in time."""
     second = [launch(OTHER, 5000 + at, number) for number, at in enumerate((0, 100))]
     first = [launch(PID, 1000 + at, number) for number, at in enumerate((0, 100))]
     work = [kernel(0, 1050, 0), kernel(0, 1150, 1), kernel(1, 5050, 0), kernel(1, 5150, 1)]
     assert launch_starts(*second, *first, *work) == [1000, 1100, 5000, 5100]
 
 
-def test_a_device_works_for_one_process_where_its_queue_is_long() -> None:
-    """The first device for the first process; most kernels run when both processes have launched."""
+def test_a_device_with_a_long_queue_works_for_one_process() -> None:
+    """The first device works for the first process; most kernels run after both processes have launched."""
     launches = [
         *(launch(PID, 1000 + at, at) for at in (0, 10, 20)),
         *(launch(OTHER, 1030 + at, at) for at in (0, 10, 20)),
@@ -56,12 +56,12 @@ def test_a_device_works_for_one_process_where_its_queue_is_long() -> None:
     assert launch_starts(*launches, *work) == [1000, 1010, 1020, 1030, 1040, 1050]
 
 
-def test_where_nothing_tells_them_apart_devices_and_processes_are_paired_in_order() -> None:
+def test_devices_and_processes_are_paired_in_order_without_other_evidence() -> None:
     launches = [launch(OTHER, 1001, 1), launch(PID, 1000, 1)]
     assert launch_starts(*launches, kernel(1, 8000, 1), kernel(0, 9000, 1)) == [1001, 1000]
 
 
-def test_processes_that_share_a_device_are_told_apart_by_external_ids() -> None:
+def test_processes_that_share_a_device_are_distinguished_by_external_ids() -> None:
     launches = [launch(PID, 1000, 1, External_id=5), launch(OTHER, 1010, 1, External_id=6)]
     work = [kernel(0, 1100, 1, External_id=6), kernel(0, 1200, 1, External_id=5)]
     assert launch_starts(*launches, *work) == [1010, 1000]
@@ -75,7 +75,7 @@ def test_without_external_ids_the_nearest_launch_counts() -> None:
     assert launch_starts(*launches, *work, kernel(0, 3950, 4)) == [1000, 1010, 2000, 3000, 3400, 3900]
 
 
-def test_a_graph_launch_has_much_work() -> None:
+def test_a_graph_launch_has_many_kernels() -> None:
     launches = [
         *(launch(PID, 1000, 1, "cudaGraphLaunch"), launch(OTHER, 3000, 1, "cudaGraphLaunch")),
         *(launch(PID, 5000, 2), launch(OTHER, 6000, 2)),
@@ -84,7 +84,7 @@ def test_a_graph_launch_has_much_work() -> None:
     assert launch_starts(*launches, *work, kernel(0, 6001, 2)) == [1000, 1000, 3000, 3000, 5000, 6000]
 
 
-def test_work_whose_own_launch_is_not_in_the_trace_is_nobodys() -> None:
+def test_work_without_its_launch_in_the_trace_has_no_process() -> None:
     """Device 1 works for the second process, which launched its last kernel before the profiler began."""
     launches = [launch(PID, 1000 + at, at) for at in range(1, 5)] + [
         launch(OTHER, 1500 + at, at) for at in range(20, 40)
@@ -93,7 +93,7 @@ def test_work_whose_own_launch_is_not_in_the_trace_is_nobodys() -> None:
     assert launch_starts(*launches, *work, kernel(1, 1700, 3))[-1] is None
 
 
-def test_in_a_trace_of_one_process_the_id_alone_tells() -> None:
+def test_in_a_trace_of_one_process_the_id_is_enough() -> None:
     assert launch_starts(launch(PID, 1000, 1), kernel(0, 990, 1), kernel(1, 2000, 1), kernel(0, 3000, 2)) == [
         1000,
         1000,
@@ -101,7 +101,7 @@ def test_in_a_trace_of_one_process_the_id_alone_tells() -> None:
     ]
 
 
-def test_a_merge_counts_what_the_other_process_launched_apart() -> None:
+def test_a_merge_counts_launches_of_the_other_process_separately() -> None:
     calls = recording(("Net", 1000, 5000, 0), ("a: Linear", 1100, 2000, 1))
     ours = x("cuda_runtime", "cudaLaunchKernel", 1500, 1505, tid=TID, correlation=1)
     theirs = launch(OTHER, 1510, 1)
@@ -125,7 +125,7 @@ SKEWS = pytest.mark.parametrize(
 @pytest.mark.parametrize("shared", [False, True], ids=["own devices", "one device"])
 @SKEWS
 def test_two_ranks_of_a_real_trace_keep_their_own_kernels(path: Path, skew_us: float, shared: bool) -> None:
-    """A rank beside itself: all that it says, of another pid, and later. Each kernel finds its own rank's launch."""
+    """A rank beside a copy of itself, with another pid and later. Each kernel finds its own rank's launch."""
     events = [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if e.get("ph") == "X"]
     gpu = ("kernel", "gpu_memcpy", "gpu_memset")
     events = [e for e in events if e.get("cat") in (*gpu, "cuda_runtime", "cuda_driver")]
@@ -135,11 +135,11 @@ def test_two_ranks_of_a_real_trace_keep_their_own_kernels(path: Path, skew_us: f
         copy = json.loads(json.dumps(event))
         copy["ts"] = event["ts"] + skew_us
         copy["pid"] = event["pid"] if shared and event["cat"] in gpu else event["pid"] + 1
-        # What is launched in another order has other external ids.
+        # Launches in another order have other external ids.
         if shared and "External id" in copy["args"]:
             copy["args"]["External id"] += 1_000_000
         later.append(copy)
-    # What each event is, beside it: 0 of the first rank, 1 of the second. Rows are in the order of the events.
+    # The rank of each event: 0 for the first rank, 1 for the second. Rows are in the order of the events.
     both = [*((event, 0) for event in events), *((event, 1) for event in later)]
     both = [both[index] for index in random.permutation(len(both)).tolist()]
     collector = EventCollector()

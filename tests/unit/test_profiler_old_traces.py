@@ -1,4 +1,4 @@
-"""Other traces than today's on CUDA: categories of before torch 1.13, HIP's names; and what is no trace."""
+"""Traces unlike today's CUDA traces: categories from before torch 1.13, HIP's names; and files that are not traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLD = {
 
 
 def step() -> list[dict[str, Any]]:
-    """An operator and a launch in each call, backward of one, and what ran on the GPU: 100, 30 and 7 ns."""
+    """An operator and a launch in each call, one call's backward, and GPU work of 100, 30 and 7 ns."""
     return [
         x("cpu_op", "aten::linear", 1200, 1900, Sequence_number=1),
         x("cuda_runtime", "cudaLaunchKernel", 1300, 1310, correlation=1),
@@ -37,7 +37,7 @@ def step() -> list[dict[str, Any]]:
     ]
 
 
-def test_categories_of_old_traces_are_those_of_today() -> None:
+def test_old_categories_are_read_like_those_of_today() -> None:
     old = [event | {"cat": OLD[event["cat"]]} for event in step()]
 
     of_old, today = overlaid(CALLS, *old), overlaid(CALLS, *step())
@@ -53,7 +53,7 @@ def test_categories_of_old_traces_are_those_of_today() -> None:
 
 
 def test_replays_of_hip_graphs_belong_to_the_modules_of_the_capture() -> None:
-    """As MI300 traces have them: no ids of graphs or nodes, and the work in the order of its times."""
+    """Like MI300 traces: no ids of graphs or nodes, and the work in the order of its times."""
     overlay = overlaid(
         CALLS,
         x("cuda_runtime", "hipStreamBeginCapture", 1150, 1155, correlation=1),
@@ -71,7 +71,7 @@ def test_replays_of_hip_graphs_belong_to_the_modules_of_the_capture() -> None:
 
 
 @pytest.mark.parametrize("correlation", [None, "1", 1.5, [], 1 << 63])
-def test_a_kernel_of_an_odd_correlation_id_counts_and_says_why_it_has_no_module(correlation: Any) -> None:
+def test_a_kernel_with_an_odd_correlation_id_counts_with_a_reason_for_no_module(correlation: Any) -> None:
     odd = x("kernel", "odd", 4000, 4050, pid=0, tid=7, correlation=correlation)
 
     overlay = overlaid(CALLS, *step(), odd)
@@ -82,7 +82,7 @@ def test_a_kernel_of_an_odd_correlation_id_counts_and_says_why_it_has_no_module(
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_a_module_named_by_half_a_character_is_merged_as_a_look_alike(tmp_path: Path, suffix: str) -> None:
+def test_a_module_name_with_a_lone_surrogate_is_merged_under_a_similar_name(tmp_path: Path, suffix: str) -> None:
     path, out = tmp_path / "trace.json", tmp_path / f"out{suffix}"
     events = trace(x("python_function", "nn.Module: HALF_0", 1000, 2000), x("cpu_op", "aten::linear", 1200, 1900))
     path.write_bytes(events.replace(b"HALF", b"\\ud800"))
@@ -95,7 +95,7 @@ def test_a_module_named_by_half_a_character_is_merged_as_a_look_alike(tmp_path: 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 @pytest.mark.parametrize("events", ["[1, 2, 3]", '["a", null]', "[[]]"])
-def test_a_trace_of_what_are_no_events_is_refused(tmp_path: Path, suffix: str, events: str) -> None:
+def test_a_trace_without_valid_events_is_refused(tmp_path: Path, suffix: str, events: str) -> None:
     path, out = tmp_path / "trace.json", tmp_path / f"out{suffix}"
     path.write_text(f'{{"traceEvents": {events}}}')
 
@@ -107,7 +107,7 @@ def test_a_trace_of_what_are_no_events_is_refused(tmp_path: Path, suffix: str, e
     assert not out.exists()
 
 
-def test_a_trace_without_events_is_no_trace_of_the_recording(tmp_path: Path) -> None:
+def test_a_trace_without_events_does_not_fit_the_recording(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(trace())
 

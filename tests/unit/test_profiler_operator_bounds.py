@@ -1,4 +1,4 @@
-"""What operators tell of the offset: when a thread was busy, the shift that cuts fewest, the gap around each edge."""
+"""Bounds on the offset from operators: busy times of a thread, the shift that cuts fewest, the gap around each edge."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def array(*values: int) -> np.ndarray:
 BUSY = TimeIntervals(array(1000, 3000, 8000), array(2000, 5000, 9000))
 
 
-def test_operators_in_others_count_with_the_outermost() -> None:
+def test_nested_operators_count_as_the_outermost() -> None:
     busy = busy_intervals(array(0, 10, 50, 200), array(100, 40, 90, 300), array(), 5)
     assert (busy.start.tolist(), busy.end.tolist()) == ([0, 200], [100, 300])
 
 
-def test_an_operator_that_calls_modules_counts_by_those_in_it() -> None:
+def test_an_operator_that_calls_modules_counts_as_the_operators_in_it() -> None:
     start, end = array(0, 30, 60, 200), array(100, 40, 90, 300)
-    # Edges 20 and 50 lie deep in the first; 250 lies deep in the last, which holds no operator and so calls nothing.
+    # Edges 20 and 50 lie deep in the first; 250 lies deep in the last, which holds no operator, so it calls nothing.
     busy = busy_intervals(start, end, array(20, 50, 250), 5)
     assert (busy.start.tolist(), busy.end.tolist()) == ([30, 60, 200], [40, 90, 300])
-    # 4 and 97 may be in it by mistake only.
+    # 4 and 97 may be in it only by mistake.
     busy = busy_intervals(start, end, array(4, 97, 250), 5)
     assert (busy.start.tolist(), busy.end.tolist()) == ([0, 200], [100, 300])
 
 
-def test_operators_of_no_length_keep_nobody_busy() -> None:
+def test_operators_of_zero_length_are_not_busy_time() -> None:
     busy = busy_intervals(array(5, 9), array(5, 9), array(), 5)
     assert len(busy.start) == 0
     assert cut_depth(busy, array(5)).tolist() == [0]
@@ -49,13 +49,13 @@ def test_how_deep_moments_lie_in_operators() -> None:
 
 
 def test_the_gap_around_each_edge_bounds_its_offset() -> None:
-    # In front of all, between two, just inside the begin and the end of one, deep inside, behind all.
+    # Before all, between two, just inside the start and the end of one, deep inside, after all.
     edges = CallEdges(array(1, 2, 3, 4, 5, 6), array(500, 2400, 3100, 4950, 4000, 9100))
     bounds = bounds_from_gaps(edges, np.zeros(6), BUSY, 200.0)
     assert bounds.time.tolist() == [1, 2, 3, 4, 5, 6]
     assert bounds.low.tolist() == [-np.inf, -400, -1100, 50, -np.inf, -100]
     assert bounds.high.tolist() == [500, 600, -100, 3050, np.inf, np.inf]
-    # By the guess the second lies between the first two operators; 3 µs later it lies behind the second.
+    # By the guess the second lies between the first two operators; 3 µs later it lies after the second.
     later = bounds_from_gaps(edges, np.full(6, 3000.0), BUSY, 200.0)
     assert (later.low[1], later.high[1]) == (2600, 5600)
 
@@ -67,11 +67,11 @@ def test_the_shift_that_cuts_no_operator_is_found(late: int) -> None:
     busy = TimeIntervals(edges[:-1] + 2000, edges[1:] - 2000)
     unknown = np.full(400, np.inf)
     shift = most_likely_shift(CallEdges(edges, edges + late), busy, -unknown, unknown)
-    # Any shift within 2 µs cuts none, and the middle of these is taken.
+    # Any shift within 2 µs cuts none, so the middle one is chosen.
     assert shift.tolist() == pytest.approx([-late] * 400, abs=250)
 
 
-def test_a_shift_that_marks_rule_out_is_not_taken() -> None:
+def test_a_shift_that_marks_rule_out_is_not_chosen() -> None:
     edges = np.arange(100) * 20_000
     busy = TimeIntervals(edges[:-1] + 2000, edges[1:] - 2000)
     guess = edges + 9000

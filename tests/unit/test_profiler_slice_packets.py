@@ -1,4 +1,4 @@
-"""The profiler's events as packets, read back with the perfetto package and without our own reader."""
+"""The profiler's events as packets, read with the perfetto package instead of our reader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def texts(packets: list[Any], kind: str) -> dict[int, str]:
 
 
 def told(packets: list[Any]) -> list[tuple[str, str, int, str]]:
-    """Each event: the name of its track, what it is, when (ns from the base), and its name."""
+    """Return each event: the name of its track, its kind, its time (ns from the base), and its name."""
     names = texts(packets, "event_names")
     tracks = {
         packet.track_descriptor.uuid: packet.track_descriptor.name or packet.track_descriptor.thread.thread_name
@@ -57,7 +57,7 @@ def told(packets: list[Any]) -> list[tuple[str, str, int, str]]:
     ]
 
 
-def test_ends_close_the_slices_they_belong_to_and_overlaps_lie_beside(tmp_path: Path) -> None:
+def test_ends_close_their_own_slices_and_overlaps_get_another_track(tmp_path: Path) -> None:
     packets = merged_packets(
         tmp_path,
         x("cpu_op", "outer", 1000, 5000),
@@ -115,7 +115,7 @@ def test_args_keep_their_types_and_categories_their_text(tmp_path: Path) -> None
     ]
 
 
-def test_flows_join_the_slices_that_begin_at_their_ends(tmp_path: Path) -> None:
+def test_flows_join_the_slices_that_start_at_their_ends(tmp_path: Path) -> None:
     flow = {"id": 5, "cat": "fwdbwd", "name": "fwdbwd", "pid": PID, "tid": TID}
     packets = merged_packets(
         tmp_path,
@@ -138,7 +138,7 @@ def end_of_flow(phase: str, at: int, identifier: int = 5, *, tid: int = TID) -> 
 
 
 def flows_by_slice(packets: list[Any]) -> dict[str, list[int]]:
-    """Of each slice the flows, numbered from 1 as they come."""
+    """Return the flows of each slice, numbered from 1 in order of appearance."""
     names, numbers = texts(packets, "event_names"), dict[int, int]()
     begins = [packet.track_event for packet in packets if packet.track_event.type == TrackEvent.TYPE_SLICE_BEGIN]
     return {
@@ -163,13 +163,13 @@ def flows_by_slice(packets: list[Any]) -> dict[str, list[int]]:
     ],
     ids=["begin", "end", "ends", "begins", "backwards", "inside", "ended", "begun", "again", "any-order"],
 )
-def test_flows_are_drawn_as_readers_of_json_draw_them(
+def test_flows_are_drawn_like_json_readers_draw_them(
     tmp_path: Path, flows: tuple[tuple[str, int], ...], expected: tuple[list[int], ...]
 ) -> None:
-    """A flow leads from its first begin to the first end after it; what has one end draws nothing."""
+    """A flow leads from its first begin event to the first end after it; a flow with one end draws nothing."""
     names = {1000: "one", 3000: "two", 5000: "three"}
     events: list[dict[str, Any]] = []
-    # A slice, and right after it the ends of flows that are of it; in the order of the flows.
+    # A slice, followed by the ends of its flows, in the order of the flows.
     for start in dict.fromkeys([*(at // 1000 * 1000 for _, at in flows), *names]):
         events.append(x("kernel", names[start], start, start + 1000))
         events += [end_of_flow(phase, at) for phase, at in flows if at // 1000 * 1000 == start]
@@ -179,10 +179,10 @@ def test_flows_are_drawn_as_readers_of_json_draw_them(
     assert check(tmp_path / "out.pftrace").faults == []
 
 
-def test_of_slices_that_begin_together_the_flow_has_the_one_written_before_its_end(tmp_path: Path) -> None:
+def test_the_flow_of_slices_with_one_start_has_the_slice_written_before_its_end(tmp_path: Path) -> None:
     packets = merged_packets(
         tmp_path,
-        end_of_flow("s", 1000, 7),  # written before all: of the innermost that is open then, as in JSON
+        end_of_flow("s", 1000, 7),  # written first: belongs to the innermost slice open then, like in JSON
         x("cpu_op", "outer", 1000, 2000),
         end_of_flow("s", 1000, 5),
         x("cpu_op", "inner", 1000, 1500),
@@ -220,7 +220,7 @@ def test_arrows_that_touch_no_slice_are_counted(tmp_path: Path) -> None:
     assert merged.notes == ["1 of the profiler's arrows are left out: they begin or end outside all slices"]
 
 
-def test_packets_without_a_place_are_counted(tmp_path: Path) -> None:
+def test_packets_without_a_track_are_counted(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_bytes(
         trace(
             x("cpu_op", "op", 1000, 2000),

@@ -1,4 +1,4 @@
-"""Traces of two processes: sequence numbers, forward threads and arrows are numbered by each for itself."""
+"""Traces of two processes: each numbers its own sequence numbers, forward threads and arrows."""
 
 from __future__ import annotations
 

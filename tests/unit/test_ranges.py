@@ -1,4 +1,4 @@
-"""Ranges of threads: their slices, what of them is lost, and every format that keeps them."""
+"""Ranges of threads: their slices, lost ranges, and every format that keeps them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP, MINE, INNER = range_text("Optimizer.step#SGD.step", "optimizer"), range_te
 
 
 def a_step() -> EventScript:
-    """A fetch, a range of the user's around a module with another range in it, and an optimizer's step."""
+    """A fetch, a user's range around a module with another range in it, and an optimizer step."""
     script = EventScript()
     model = script.name("Net", module_class="Net")
     script.collective(10, Kind.RANGE_BEGIN, FETCH, 2)
@@ -71,7 +71,7 @@ def test_ranges_have_the_times_and_names_of_their_events() -> None:
     assert isinstance(timeline().ranges[0], Range)
 
 
-def test_ranges_change_nothing_of_modules() -> None:
+def test_ranges_do_not_change_modules() -> None:
     assert [(span.fqn, span.depth, span.track) for span in timeline().spans] == [("Net", 0, "forward · MainThread")]
     assert [row.fqn for row in timeline().summary().rows] == ["Net"]
     assert [row.name for row in timeline().only("Net").ranges] == [row[0] for row in EXPECTED]
@@ -84,7 +84,7 @@ def test_every_format_keeps_ranges(suffix: str, tmp_path: Path) -> None:
     assert rows(modtrace.load(tmp_path / f"trace.{suffix}")) == EXPECTED
 
 
-def test_steps_and_windows_take_their_ranges_along() -> None:
+def test_steps_and_windows_keep_their_ranges() -> None:
     assert [row[0] for row in rows(timeline().steps(1, 2))] == [EXPECTED[4][0]]
     assert rows(timeline().window(WALL + 55, WALL + 95)) == [
         ("mine", "user", 55, 80, 0, TRACK, 0, False),
@@ -93,7 +93,7 @@ def test_steps_and_windows_take_their_ranges_along() -> None:
     ]
 
 
-def test_a_range_whose_begin_or_end_is_lost_reaches_to_the_edge_of_what_is_known() -> None:
+def test_a_range_with_a_lost_start_or_end_reaches_to_the_edge_of_the_known_time() -> None:
     script = EventScript()
     model = script.name("Net")
     script.enter(10, model)
@@ -119,7 +119,7 @@ def test_an_end_that_was_written_again_does_not_count() -> None:
     assert rows(build_timeline(script.snapshot())) == [("mine", "user", 10, 20, 0, TRACK, 0, True)]
 
 
-def test_a_garbage_collection_says_at_its_end_how_long_it_took() -> None:
+def test_the_end_of_a_garbage_collection_has_its_duration() -> None:
     script = EventScript()
     model = script.name("Net")
     script.enter(0, model)
@@ -129,7 +129,7 @@ def test_a_garbage_collection_says_at_its_end_how_long_it_took() -> None:
     script.exit(450, model)
     script.step(450, 0)
     script.event(500, Kind.COLLECTION, NO_NAME, AUTOMATIC_BIT | 30 << COLLECTED_BITS + GENERATION_BITS)
-    script.event(600, Kind.COLLECTION, NO_NAME, 40 << COLLECTED_BITS + GENERATION_BITS)  # of an older version
+    script.event(600, Kind.COLLECTION, NO_NAME, 40 << COLLECTED_BITS + GENERATION_BITS)  # from an older version
     script.event(700, Kind.COLLECTION, NO_NAME, -1)  # damaged
 
     timeline = build_timeline(script.snapshot())
@@ -147,7 +147,7 @@ def test_a_garbage_collection_says_at_its_end_how_long_it_took() -> None:
     assert (parts["gc"], parts["forward"]) == (200, 250)
 
 
-def test_ranges_that_overlap_take_a_row_each() -> None:
+def test_overlapping_ranges_have_a_row_each() -> None:
     script = EventScript()
     for number in range(3):
         script.collective(10 * number, Kind.RANGE_BEGIN, range_text(f"gloo:{number}", "communication"), 2 * number)
@@ -162,7 +162,7 @@ def test_ranges_that_overlap_take_a_row_each() -> None:
     ]
 
 
-def test_the_text_of_a_name_is_read_back_and_any_other_text_is_a_name() -> None:
+def test_the_text_of_a_name_is_read_back_and_other_text_is_a_name() -> None:
     assert parse_range(FETCH).category == "data loading"
     assert parse_range(range_text('a "name" · ü', "user")) == RangeName('a "name" · ü', "user")
     for text in ("#3", "[1, 2]", '["nonsense", "x"]', "[" * 100_000, "null"):

@@ -1,4 +1,4 @@
-"""Optimizers and callbacks of the user's are not asked, not changed and not waited for when their steps are ranges."""
+"""The user's optimizers and callbacks are not called, changed or waited for when their steps become ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modtrace.track import optimizer_steps
 
 
 class Refuses:
-    """Refuses to be looked at or compared."""
+    """Raises on any attribute access or comparison."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(name)
@@ -45,7 +45,7 @@ class Plain:
 
 
 class OfNoClass(Plain):
-    """One that does not say of which class it is."""
+    """An optimizer that does not show its class."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -53,7 +53,7 @@ class OfNoClass(Plain):
 
 
 class Closed(type):
-    """A class that gives nothing."""
+    """A class without readable attributes."""
 
     def __getattribute__(cls, name: str) -> Any:
         raise ValueError(name)
@@ -87,7 +87,7 @@ def test_a_step_is_a_range_whatever_its_class_refuses(engine: Any, make: Callabl
     assert ranges == names * 2
 
 
-def test_what_cannot_be_asked_whether_torch_wraps_it_stays(engine: Any) -> None:
+def test_an_object_that_cannot_be_checked_for_torchs_wrapper_stays(engine: Any) -> None:
     refusing = Refuses()
     later: Any = type("Later", (), {"step": refusing, "zero_grad": refusing, "save_state": refusing})
     with modtrace.record(engine=engine) as recording:
@@ -116,7 +116,7 @@ async def asynchronous_generator(self: Any) -> Any:
         (asynchronous_generator, inspect.isasyncgenfunction),
     ],
 )
-def test_what_suspends_is_left_as_it_is(engine: Any, function: Any, asks: Callable[[Any], bool]) -> None:
+def test_generators_and_coroutines_are_left_unchanged(engine: Any, function: Any, asks: Callable[[Any], bool]) -> None:
     code = function.__code__
     kind: Any = type("Suspends", (), dict.fromkeys(("step", "zero_grad", "save_model"), function))
     with modtrace.record(engine=engine):
@@ -161,7 +161,7 @@ def test_no_step_waits_for_a_walk_through_all_objects(
     assert walks == []
 
 
-def test_optimizers_are_known_however_they_are_made() -> None:
+def test_optimizers_are_found_however_they_are_made() -> None:
     before = SGD([nn.Parameter(torch.ones(1))], 0.1)
     with modtrace.record():
         pass

@@ -64,7 +64,7 @@ def test_every_option_can_be_given_in_the_variable_and_on_the_command_line(name:
     assert parse_variable(f"{name}={text}", {}) == {name: value}
 
 
-def test_options_that_are_not_given_are_as_of_record() -> None:
+def test_options_that_are_not_given_have_the_defaults_of_record() -> None:
     params = run_command.make_context("run", ["script.py"]).params
 
     assert {name: params[name] for name in PARAMETERS} == {
@@ -88,7 +88,7 @@ def test_options_that_are_not_given_are_as_of_record() -> None:
         ("on_signal", "10", "'10' is not the name of a signal, such as SIGUSR1"),
     ],
 )
-def test_a_text_that_is_no_value_is_refused_with_the_reason(name: str, text: str, fault: str) -> None:
+def test_an_invalid_value_is_refused_with_the_reason(name: str, text: str, fault: str) -> None:
     with pytest.raises(modtrace.RecordingError, match=re.escape(f"'{name}={text}' cannot be understood: {fault}")):
         parse_variable(f"{name}={text}", {})
     with pytest.raises(click.BadParameter) as raised:
@@ -139,7 +139,7 @@ def test_a_flag_in_the_variable_is_true_or_false() -> None:
 
 
 @pytest.mark.parametrize("numbers", [(5, 1, 3, 2), (1, 1, 1, 0), (0, 1, 2, 1)])
-def test_a_schedule_given_as_text_is_that_of_torch(numbers: tuple[int, int, int, int]) -> None:
+def test_a_schedule_given_as_text_is_torchs_schedule(numbers: tuple[int, int, int, int]) -> None:
     wait, warmup, active, repeat = numbers
     torchs = torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=repeat)
 

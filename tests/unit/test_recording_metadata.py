@@ -1,4 +1,4 @@
-"""What a recording notes of the machine and of the libraries at its start."""
+"""The machine and libraries that a recording notes at its start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("machine")
-def test_hardware_and_libraries_are_noted_and_all_of_it_may_be_reported() -> None:
+def test_hardware_and_libraries_are_noted_and_may_all_be_reported() -> None:
     import numpy
 
     metadata = recording_metadata("native", 64, False)
@@ -49,7 +49,7 @@ def test_hardware_and_libraries_are_noted_and_all_of_it_may_be_reported() -> Non
     assert reported["modtrace"] == modtrace.__version__
 
 
-def test_a_machine_that_says_nothing_leaves_these_out(machine: Path) -> None:
+def test_facts_that_a_machine_does_not_give_are_left_out(machine: Path) -> None:
     for name in ("cpuinfo", "version"):
         (machine / name).unlink()
     (machine / "gpus").rename(machine / "none")
@@ -57,7 +57,7 @@ def test_a_machine_that_says_nothing_leaves_these_out(machine: Path) -> None:
     assert {"cpu", "gpu", "gpu_driver"} & recording_metadata("native", 64, False).keys() == set()
 
 
-def test_a_recording_has_it_in_its_timeline() -> None:
+def test_a_recording_has_them_in_its_timeline() -> None:
     with modtrace.record(engine="python", capacity=64) as recording:
         pass
 
@@ -65,7 +65,7 @@ def test_a_recording_has_it_in_its_timeline() -> None:
     assert isinstance(recording.timeline().metadata["cpus"], int)
 
 
-def test_libraries_that_are_loaded_while_it_runs_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_that_are_loaded_during_a_recording_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     with modtrace.record(engine="python", capacity=64) as recording:
         before = recording.snapshot().metadata["libraries"]
         monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(__version__="1.0.31"))

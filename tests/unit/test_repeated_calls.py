@@ -1,4 +1,4 @@
-"""Calls that get what the module has got in the same step."""
+"""Calls with inputs that the module has already had in the same step."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def test_calls_with_the_same_tensors_and_plain_values_are_counted() -> None:
         lambda x, y: [(x, 1), (x, 2)],
         lambda x, y: [(x, 1), (x, True)],
         lambda x, y: [(x,), (x, y)],
-        lambda x, y: [(x, [1]), (x, [1])],  # what a list holds may be another by then
+        lambda x, y: [(x, [1]), (x, [1])],  # the items of a list may have changed by then
         lambda x, y: [(3,), (3,)],
         lambda x, y: [(weight := nn.Parameter(x),), (weight,)],  # no references to parameters: they may be swapped
     ],
 )
-def test_calls_with_others_are_not(inputs: Callable[..., list[tuple[Any, ...]]]) -> None:
+def test_calls_with_other_inputs_are_not_counted(inputs: Callable[..., list[tuple[Any, ...]]]) -> None:
     assert again(nn.Linear(2, 2), *inputs(torch.ones(2), torch.ones(2))) == 0
 
 
-def test_what_was_written_meanwhile_is_another_input() -> None:
+def test_a_tensor_written_in_between_is_another_input() -> None:
     x, linear = torch.ones(2), nn.Linear(2, 2)
     repeated = RepeatedCalls()
     repeated.note(linear, (x,))
@@ -67,7 +67,7 @@ def test_a_tensor_at_the_address_of_one_that_died_is_another_input() -> None:
     assert repeated.end() == {}
 
 
-def test_what_drops_values_or_keeps_no_version_computes_something_else() -> None:
+def test_dropout_and_tensors_without_a_version_compute_other_results() -> None:
     x, drops = torch.ones(2), nn.Sequential(nn.Linear(2, 2), nn.Dropout())
 
     assert again(drops, (x,), (x,)) == 0
@@ -86,7 +86,7 @@ def test_calls_of_weights_without_a_version_are_not_compared() -> None:
     assert again(linear, (x,), (x,)) == 0
 
 
-def test_a_step_begins_without_the_calls_of_the_last_one() -> None:
+def test_a_step_starts_without_the_calls_of_the_last_one() -> None:
     x, linear, repeated = torch.ones(2), nn.Linear(2, 2), RepeatedCalls()
     repeated.note(linear, (x,))
     repeated.begin()

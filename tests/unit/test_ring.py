@@ -31,7 +31,7 @@ def slots(ring: Ring) -> np.ndarray:
 
 
 def written(capacity: int, count: int) -> Ring:
-    """A ring into which `count` events with the values 0, 1, … were written, at the times 10, 11, …."""
+    """Return a ring with `count` events whose values are 0, 1, … and whose times are 10, 11, …."""
     ring = Ring(capacity)
     times = iter(range(10, 10 + count))
     write = ring.make_writer(lambda: next(times))
@@ -40,7 +40,7 @@ def written(capacity: int, count: int) -> Ring:
     return ring
 
 
-def test_an_empty_ring_has_nothing() -> None:
+def test_an_empty_ring_has_no_events() -> None:
     slots = Ring(16).read().slots
 
     assert len(slots.events) == 0
@@ -106,9 +106,9 @@ def test_a_slot_that_a_late_writer_took_back_is_lost() -> None:
 
 
 @pytest.mark.parametrize("laps", [1, 100, 1 << 15, 1 << 40])
-def test_one_damaged_stamp_does_not_make_all_else_look_overwritten(laps: int) -> None:
+def test_one_damaged_stamp_does_not_make_all_others_look_overwritten(laps: int) -> None:
     ring = written(16, 40)
-    # The lap of 2**15 laps later looks the same in meta.
+    # The lap that is 2**15 laps later looks the same in meta.
     slots(ring)[3, 3] += laps * 16
     slots(ring)[3, 0] += (laps & 0x7FFF) << LAP_SHIFT
 
@@ -118,7 +118,7 @@ def test_one_damaged_stamp_does_not_make_all_else_look_overwritten(laps: int) ->
     assert events.value.tolist() == [*range(24, 35), *range(36, 40)]
 
 
-def test_laps_count_on_after_their_bits_are_spent() -> None:
+def test_laps_are_counted_beyond_their_bits() -> None:
     ring = Ring(16)
     write = ring.make_writer(lambda: 1)
     count = (1 << 15) * 16 + 40
@@ -157,17 +157,17 @@ def test_each_event_of_many_threads_is_there_once(engine: EngineName) -> None:
 
 
 @pytest.mark.parametrize("capacity", [-1, 0, 15, (1 << 34) + 1])
-def test_a_capacity_that_makes_no_sense_is_an_error(capacity: int) -> None:
+def test_an_impossible_capacity_is_an_error(capacity: int) -> None:
     with pytest.raises(RingError, match="capacity is"):
         Ring(capacity)
 
 
-def test_a_ring_in_memory_is_no_larger_than_the_memory_that_can_be_had() -> None:
+def test_a_ring_in_memory_is_no_larger_than_the_available_memory() -> None:
     with pytest.raises(RingError, match=r"^a ring of 17,179,869,184 events needs 549,755,813,888 bytes, but only "):
         Ring(1 << 34)
 
 
-def test_a_ring_that_the_process_does_not_get_the_memory_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_for_which_the_process_gets_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
@@ -179,18 +179,18 @@ def test_a_ring_that_the_process_does_not_get_the_memory_for_is_an_error(monkeyp
 MEMINFO = "MemTotal: 100 kB\nMemAvailable: 50 kB\nSwapFree: 7 kB\n"
 
 
-def test_memory_is_what_the_machine_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_what_the_machine_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     monkeypatch.setattr(ring, "_MEMINFO", tmp_path / "meminfo")
     assert ring._available_memory_bytes() == 57 * 1024
 
 
-def test_a_system_that_does_not_say_leaves_it_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_memory_figures_sets_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "_MEMINFO", tmp_path / "absent")
     assert ring._available_memory_bytes() is None
 
 
-def test_the_clocks_are_read_where_nobody_else_has_the_processor_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clocks_are_read_without_another_process_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """The delays come before readings in turn: monotonic, wall, monotonic, and so on."""
     now, wall_ahead = 1_000_000, 10**18
     delays = iter([0, 4_000_000, 0, 0, 30, 50, 9_000_000, 0, 100, 0, 0, 7_000_000, 0, 4_000_000, 0])

@@ -36,7 +36,7 @@ Row = tuple[int, int, int, int]
 
 @pytest.fixture(scope="module")
 def good(engine: EngineName, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A ring that has wrapped, with all kinds of events, cut behind the used part of its log."""
+    """A ring that has wrapped, with all kinds of events, cut after the used part of its log."""
     path = tmp_path_factory.mktemp("good") / f"{engine}.modtrace"
     model = GPT(layers=2, width=16)
     tokens = torch.randint(0, 256, (1, 4))
@@ -62,7 +62,7 @@ def rows(events: Events) -> list[Row]:
 
 
 def load(path: Path) -> None:
-    """Use all of what it gives."""
+    """Use all columns and tables of the file."""
     timeline = modtrace.load(path)
     assert len(list(timeline.spans)) == len(timeline.columns)
     columns = timeline.columns
@@ -102,7 +102,7 @@ def test_a_file_cut_anywhere_gives_the_events_before_the_cut(good: bytes, tmp_pa
 
 
 def damaged(good: bytes, chance: random.Random) -> bytes:
-    """Return the file with some of its bytes changed: mostly in the slots, where no checksum finds it."""
+    """Return the file with some bytes changed: mostly in the slots, where no checksum detects it."""
     data = bytearray(good)
     for _ in range(chance.choice([1, 1, 2, 4, 16, 200])):
         at = chance.randrange(*chance.choice([(0, len(data)), (SLOTS_OFFSET, LOG), (SLOTS_OFFSET, LOG)]))
@@ -129,12 +129,12 @@ def damaged(good: bytes, chance: random.Random) -> bytes:
 
 
 def claim_capacity(data: bytearray, capacity: int) -> None:
-    """Let the header say another capacity, and all that follows from it."""
+    """Set another capacity in the header, with the values that depend on it."""
     struct.pack_into("<QQQ", data, 16, capacity, SLOTS_OFFSET, SLOTS_OFFSET + capacity * SLOT_BYTES)
 
 
 def change_a_record(data: bytearray, good: bytes, chance: random.Random) -> None:
-    """Change the text of a record of the log, with a checksum that fits it."""
+    """Change the text of a log record, with a checksum that fits it."""
     at, places = LOG, []
     while length := int.from_bytes(good[at : at + 4], "little"):
         places.append((at + 8, length))
@@ -199,11 +199,11 @@ def test_one_damaged_byte_costs_at_most_its_own_event(good: bytes, tmp_path: Pat
 
         others = {row for row in whole if row[0] % CAPACITY != slot}
         assert left <= others
-        # Of two times that are the wrong way round, nothing says which one is damaged.
+        # If two times are in the wrong order, either one may be the damaged one.
         assert len(others - left) <= ((at - SLOTS_OFFSET) % SLOT_BYTES // 8 == 1)
 
 
-def test_random_bytes_behind_a_good_header_are_no_events(good: bytes, tmp_path: Path) -> None:
+def test_random_bytes_after_a_good_header_are_no_events(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "noise.modtrace"
     chance = random.Random(3)
     for _ in range(scaled(20, 50, 1000)):
@@ -212,7 +212,7 @@ def test_random_bytes_behind_a_good_header_are_no_events(good: bytes, tmp_path: 
 
 
 @pytest.mark.no_cover
-def test_memory_follows_the_size_of_the_file_and_not_what_it_says(good: bytes, tmp_path: Path) -> None:
+def test_memory_use_follows_the_size_of_the_file_and_not_its_claims(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "mutated.modtrace"
     chance = random.Random(4)
     path.write_bytes(good)
@@ -222,7 +222,7 @@ def test_memory_follows_the_size_of_the_file_and_not_what_it_says(good: bytes, t
         for _ in range(scaled(15, 60, 5000)):
             data = bytearray(damaged(good, chance))
             for _ in range(chance.choice([0, 200])):
-                # Names, threads, numbers: the words that say how much there is.
+                # Names, threads, numbers: the words that give sizes.
                 slot = chance.randrange(CAPACITY)
                 word = SLOTS_OFFSET + slot * SLOT_BYTES + 8 * chance.choice([0, 1, 2])
                 at = word + chance.randrange(5)
@@ -237,7 +237,7 @@ def test_memory_follows_the_size_of_the_file_and_not_what_it_says(good: bytes, t
         tracemalloc.stop()
 
 
-def test_a_ring_file_that_is_something_else_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_ring_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     path.write_bytes(b"MODTRACE" + bytes(20))
 

@@ -1,4 +1,4 @@
-"""What a ring does not replace."""
+"""Files that a ring does not replace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import modtrace
 
 
-def test_a_file_that_is_no_ring_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_ring_is_not_replaced(tmp_path: Path) -> None:
     checkpoint = tmp_path / "model.pt"
     checkpoint.write_bytes(b"PK\x03\x04 weights")
 

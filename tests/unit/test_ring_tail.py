@@ -1,4 +1,4 @@
-"""The last events of a ring file: as many as were asked for, read without the others."""
+"""The last events of a ring file: the requested number, read without the others."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_only_the_slots_asked_for_are_read(tmp_path: Path) -> None:
     for slot in range(45, 60):  # events 45 to 59; 100 events end in slot 35, and the last ten are in 26 to 35
         with path.open("r+b") as file:
             file.seek(SLOTS_OFFSET + slot * SLOT_BYTES)
-            file.write(b"\xff" * 24)  # all but the stamp, which tells where the end is
+            file.write(b"\xff" * 24)  # all except the stamp, which shows where the end is
     assert read_ring(path).slots.torn == 15
     assert read_ring(path, 10).slots.torn == 0
 
 
 @pytest.mark.parametrize("damaged", [0, 16, 32, 48])
-def test_where_a_slot_says_what_it_cannot_the_whole_ring_is_read(tmp_path: Path, damaged: int) -> None:
+def test_the_whole_ring_is_read_if_a_slot_is_impossible(tmp_path: Path, damaged: int) -> None:
     path = tmp_path / "run.modtrace"
     make(path, 100)
     stamp(path, damaged, 12_345_678)
@@ -65,7 +65,7 @@ def test_where_a_slot_says_what_it_cannot_the_whole_ring_is_read(tmp_path: Path,
     assert len(read_ring(path, 10).slots.events) in (10, 63)
 
 
-def test_of_a_file_that_was_cut_the_last_events_there_are_read(tmp_path: Path) -> None:
+def test_the_last_events_of_a_cut_file_are_read(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     make(path, 40)
     with path.open("r+b") as file:
@@ -73,7 +73,7 @@ def test_of_a_file_that_was_cut_the_last_events_there_are_read(tmp_path: Path) -
     assert read_ring(path, 5).slots.events.value.tolist() == [25, 26, 27, 28, 29]
 
 
-def test_what_is_written_while_the_end_is_looked_for_is_read_too(
+def test_events_written_during_the_search_for_the_end_are_read_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.modtrace"

@@ -1,4 +1,4 @@
-"""Which reports of the sanitizers are left out: races of torch with itself, and no others."""
+"""The sanitizer reports that are left out: only races within torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def race(access: str, other: str, kind: str = "data race") -> str:
         ("FATAL: ThreadSanitizer: unexpected memory mapping\n", ["unexpected memory mapping"]),
     ],
 )
-def test_only_races_of_torch_with_itself_are_left_out(tmp_path: Path, log: str, told: list[str]) -> None:
+def test_only_races_within_torch_are_left_out(tmp_path: Path, log: str, told: list[str]) -> None:
     (tmp_path / "thread.7").write_text(log and log + "ThreadSanitizer: reported 1 warnings\n")
     run = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, check=False)
     assert run.returncode == (1 if told else 0), run.stderr

@@ -1,4 +1,4 @@
-"""The format of a slot: its fields, and the C++ header that the build makes of it."""
+"""The format of a slot: its fields, and the C++ header that the build generates from it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_fields_of_meta_fill_63_bits_without_overlap() -> None:
 
 
 def mentions(paths: Iterable[Path], kind: Kind) -> bool:
-    """Return whether Python names this kind or a set of kinds that holds it, or C++ names it."""
+    """Return true if Python names this kind or a set of kinds that holds it, or C++ names it."""
     sets = [name for name, value in vars(slot_format).items() if isinstance(value, tuple) and kind in value]
     pattern = "|".join((f"Kind.{kind.name}", "k" + kind.name.title().replace("_", ""), *sets))
     return any(re.search(rf"\b({pattern})\b", path.read_text("utf-8")) for path in paths)
@@ -59,7 +59,7 @@ def test_a_kind_names_the_files_that_write_and_read_it(kind: Kind) -> None:
     assert mentions(filter(Path.exists, readers), kind)
 
 
-def test_a_file_of_cpp_that_makes_an_event_is_a_writer_of_its_kind() -> None:
+def test_a_cpp_file_that_makes_an_event_is_a_writer_of_its_kind() -> None:
     kinds = {kind.name.title().replace("_", ""): kind for kind in Kind}
     made = [
         (source.name, name)
@@ -71,7 +71,7 @@ def test_a_file_of_cpp_that_makes_an_event_is_a_writer_of_its_kind() -> None:
     assert [(file, name) for file, name in made if file not in kinds[name].writers.split()] == []
 
 
-def test_sets_of_kinds_are_those_of_the_table() -> None:
+def test_sets_of_kinds_match_the_table() -> None:
     assert [kind.value for kind in slot_format.COMMUNICATION_KINDS] == [20, 21, 22, 23, 24]
     assert [kind.value for kind in slot_format.DEVICE_KINDS] == [25, 26, 27, 28, 29]
     assert [kind.value for kind in slot_format.FLOP_KINDS] == [33, 34, 35, 39]

@@ -1,4 +1,4 @@
-"""Steps that nobody marks: which optimizer step ends one."""
+"""Steps without marks: the optimizer step that ends each."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def told(train: Callable[[], object]) -> list[tuple[int, bool]]:
     return steps
 
 
-def test_one_optimizer_each_of_its_steps_is_one() -> None:
+def test_each_step_of_a_single_optimizer_is_a_step() -> None:
     optimizer = make_optimizer()
 
     assert told(lambda: [optimizer.step() for _ in range(3)]) == [(0, True), (1, True), (2, True)]
 
 
-def test_two_that_take_turns_share_a_step() -> None:
+def test_two_optimizers_that_take_turns_share_a_step() -> None:
     critic, generator = make_optimizer(), make_optimizer()
 
     steps = told(lambda: [optimizer.step() for _ in range(3) for optimizer in (critic, generator)])
@@ -63,7 +63,7 @@ def test_all_objects_are_walked_through_once_per_process(count: int, monkeypatch
     assert walked == []
 
 
-def test_an_optimizer_that_goes_is_not_waited_for() -> None:
+def test_an_optimizer_that_is_gone_is_not_waited_for() -> None:
     first, second, third = (make_optimizer() for _ in range(3))
     awaited = [second, third]
     del second, third
@@ -76,7 +76,7 @@ def test_an_optimizer_that_goes_is_not_waited_for() -> None:
     assert told(train) == [(0, False), (1, True)]
 
 
-def test_one_that_steps_more_often_makes_the_steps() -> None:
+def test_the_optimizer_that_steps_more_often_makes_the_steps() -> None:
     critic, generator = make_optimizer(), make_optimizer()
 
     steps = told(lambda: [optimizer.step() for optimizer in (critic, critic, critic, generator, critic, critic)])
@@ -84,7 +84,7 @@ def test_one_that_steps_more_often_makes_the_steps() -> None:
     assert [step for step, _ in steps] == [0, 1, 2, 2, 3, 4]
 
 
-def test_of_a_step_a_mode_of_the_user_sees_nothing_more_than_without_a_recording() -> None:
+def test_a_users_mode_sees_no_more_calls_than_without_a_recording() -> None:
     optimizers = [make_optimizer(), make_optimizer()]
     seen: list[str] = []
 
@@ -128,7 +128,7 @@ def test_an_optimizer_is_described_once_in_a_thread(options: dict[str, bool], ho
 
 
 @pytest.mark.parametrize(("alike", "count"), [(True, 1), (False, 20)])
-def test_many_optimizers_are_noted_with_how_many_first_tensors_they_have(alike: bool, count: int) -> None:
+def test_many_optimizers_are_noted_with_the_number_of_their_first_tensors(alike: bool, count: int) -> None:
     said: list[dict[str, object]] = []
     counter = OptimizerSteps(lambda _step, _complete: None, said.append)
     tensors, kept = [torch.ones(1, requires_grad=True) for _ in range(20)], []
@@ -142,13 +142,13 @@ def test_many_optimizers_are_noted_with_how_many_first_tensors_they_have(alike: 
     counter.stop()
 
     one: dict[str, object] = {"class": "SGD", "tensors": 1, "hooks": 0, "how": "one by one"}
-    assert [each for each in said if "stepped" not in each] == [one] * count
-    assert [each for each in said if "stepped" in each] == [
+    assert [note for note in said if "stepped" not in note] == [one] * count
+    assert [note for note in said if "stepped" in note] == [
         one | {"stepped": stepped, "first_tensors": 1 if alike else stepped} for stepped in (8, 16)
     ]
 
 
-def test_of_an_optimizer_of_another_kind_what_it_has_is_described() -> None:
+def test_the_attributes_of_a_foreign_optimizer_are_described() -> None:
     class Other:
         param_groups = ({"params": [torch.ones(1)]},)
 
@@ -173,7 +173,7 @@ def compute(net: nn.Module) -> None:
     net(torch.ones(1, 2)).sum().backward()
 
 
-def test_a_second_training_begins_steps_of_its_own() -> None:
+def test_a_second_training_starts_steps_of_its_own() -> None:
     def train() -> None:
         nets = [nn.Linear(2, 2) for _ in range(3)]
         first, second, *third = (torch.optim.SGD(net.parameters(), lr=0.1) for net in nets)
@@ -188,7 +188,7 @@ def test_a_second_training_begins_steps_of_its_own() -> None:
     assert [step for step, _ in told(train)] == [0, 1, 2, 3, 4]
 
 
-def test_of_a_gan_whose_second_optimizer_comes_later_both_share_each_step_after_the_first() -> None:
+def test_a_gan_whose_second_optimizer_comes_later_shares_each_later_step() -> None:
     critic, generator = nn.Linear(2, 2), nn.Linear(2, 2)
 
     def train() -> None:
@@ -203,11 +203,11 @@ def test_of_a_gan_whose_second_optimizer_comes_later_both_share_each_step_after_
     steps = told(train)
 
     assert steps[:100] == [(step, True) for step in range(100)]
-    # Where the second one comes it might be another training, so its first step is one of its own.
+    # The second optimizer might start another training here, so its first step is a step of its own.
     assert steps[100:] == [(100, True), (101, True), (102, False), (102, True), (103, False), (103, True)]
 
 
-def test_of_one_loss_a_second_optimizer_that_comes_later_shares_each_step_also_where_it_steps_first() -> None:
+def test_a_later_optimizer_of_the_same_loss_shares_each_step_even_if_it_steps_first() -> None:
     net = nn.Linear(2, 2)
 
     def train() -> None:
@@ -225,7 +225,7 @@ def test_of_one_loss_a_second_optimizer_that_comes_later_shares_each_step_also_w
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_an_optimizer_that_replaces_another_one_goes_on_counting(keep: bool) -> None:
+def test_a_replacement_optimizer_continues_the_count(keep: bool) -> None:
     net = nn.Linear(2, 2)
     kept: list[torch.optim.Optimizer] = []
 
@@ -241,7 +241,7 @@ def test_an_optimizer_that_replaces_another_one_goes_on_counting(keep: bool) -> 
     assert told(train) == [(step, True) for step in range(6)]
 
 
-def test_of_two_models_trained_one_after_the_other_no_step_is_shared() -> None:
+def test_two_models_trained_one_after_the_other_share_no_step() -> None:
     nets = [nn.Linear(2, 2), nn.Linear(2, 2)]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
 
@@ -254,7 +254,7 @@ def test_of_two_models_trained_one_after_the_other_no_step_is_shared() -> None:
     assert [step for step, _ in told(train)] == list(range(6))
 
 
-def test_of_a_model_that_is_frozen_after_its_training_no_step_is_shared_with_one_whose_optimizer_is_made_then() -> None:
+def test_a_model_frozen_after_training_shares_no_step_with_one_whose_optimizer_is_made_then() -> None:
     teacher, student = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizers: list[torch.optim.Optimizer] = []
 
@@ -317,7 +317,7 @@ def test_a_step_of_a_generator_belongs_to_the_critics_step_before_it(
 
 
 @pytest.mark.parametrize("starts_with_both", [True, False])
-def test_of_one_loss_an_optimizer_that_seldom_steps_first_begins_each_of_its_steps(starts_with_both: bool) -> None:
+def test_a_rare_optimizer_of_the_same_loss_that_steps_first_starts_its_steps(starts_with_both: bool) -> None:
     net = nn.Linear(2, 2)
     always, seldom = torch.optim.SGD([net.weight], lr=0.1), torch.optim.SGD([net.bias], lr=0.1)
 
@@ -328,12 +328,12 @@ def test_of_one_loss_an_optimizer_that_seldom_steps_first_begins_each_of_its_ste
                 seldom.step()
             always.step()
 
-    # Where it is not among the first, its first step is taken for that of a generator.
+    # If it is not among the first, its first step is counted as that of a generator.
     expected = [0, 0, 1, 2, 3, 3, 4, 5, 6, 6] if starts_with_both else [0, 1, 1, 2, 3, 4, 5, 5, 6]
     assert [step for step, _ in told(train)] == expected
 
 
-def test_of_one_loss_an_optimizer_that_seldom_steps_last_belongs_to_the_step_before_it() -> None:
+def test_a_rare_optimizer_of_the_same_loss_that_steps_last_belongs_to_the_step_before() -> None:
     net = nn.Linear(2, 2)
     always, seldom = torch.optim.SGD([net.weight], lr=0.1), torch.optim.SGD([net.bias], lr=0.1)
 
@@ -361,7 +361,7 @@ def test_accumulated_gradients_with_two_optimizers_are_one_step() -> None:
     assert told(train) == [(0, False), (0, True), (1, False), (1, True)]
 
 
-def test_a_gan_that_is_made_anew_for_each_task_shares_each_step() -> None:
+def test_a_gan_made_again_for_each_task_shares_each_step() -> None:
     def train() -> None:
         for _ in range(5):
             Gan().train(cycles=2, critic_steps=1)
@@ -409,7 +409,7 @@ def test_a_closure_that_is_called_five_times_is_in_one_step() -> None:
         optimizer.zero_grad()
         loss: torch.Tensor = (net(torch.ones(1, 2)) - 3).square().sum()
         loss.backward()
-        return loss.detach()  # of which torch 2.8 makes a number, and warns where it has a gradient
+        return loss.detach()  # torch 2.8 converts it to a number, and warns if it has a gradient
 
     steps = told(lambda: [optimizer.step(closure) for _ in range(3)])
 
@@ -427,7 +427,7 @@ def in_threads(train: Callable[[int], None], count: int = 3) -> None:
 
 
 @pytest.mark.parametrize("shared", ["nothing", "parameters", "optimizer"])
-def test_three_threads_that_train_have_all_of_their_steps(shared: str) -> None:
+def test_three_training_threads_have_all_of_their_steps(shared: str) -> None:
     nets = [nn.Linear(2, 2)] * 3 if shared != "nothing" else [nn.Linear(2, 2) for _ in range(3)]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
     barrier = threading.Barrier(3, timeout=60)
@@ -460,7 +460,7 @@ def test_threads_that_each_train_a_gan_share_no_step() -> None:
     in_threads(train)
     counter.stop()
 
-    # Each number twice in a row on its thread: a critic's step and its generator's.
+    # Each number twice in a row on its thread: the critic's step and the generator's.
     assert all(steps[::2] == steps[1::2] and len(steps) == 8 for steps in own.values())
     assert sorted(step for steps in own.values() for step in steps[::2]) == list(range(12))
     assert counter.ended == 12
@@ -493,11 +493,11 @@ class TestRecording:
         assert [mark.text for mark in timeline.marks] == [f"step {step}" for step in range(12)]
         assert [(step.step, step.whole) for step in timeline.summary().steps] == [(step, True) for step in range(12)]
         forward = [span.step for span in timeline.spans if span.phase == "forward"]
-        # Both run for the critic's loss and both for the generator's.
+        # Both modules run for the critic's loss, and both for the generator's.
         assert forward == [step for step in range(12) for _ in range(4 if step % 3 == 2 else 2)]
 
     @pytest.mark.parametrize("marked_first", [True, False])
-    def test_steps_that_are_marked_are_the_only_ones(self, engine: Any, marked_first: bool) -> None:
+    def test_marked_steps_are_the_only_steps(self, engine: Any, marked_first: bool) -> None:
         net = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         with modtrace.record(engine=engine) as recording:

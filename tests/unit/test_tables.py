@@ -1,4 +1,4 @@
-"""The one renderer: what each form of a table has, and which columns people see."""
+"""The single renderer: the content of each format of a table, and the columns that people see."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def table(*rows: Took) -> Table:
 TWO = table(Took("Net.a", 3_000_000, 1_000_000), Took("Net.b", 2_000_000, 2_000_000))
 
 
-def test_each_form_has_the_same_rows() -> None:
+def test_each_format_has_the_same_rows() -> None:
     assert TWO.to("text").splitlines() == [
         "above",
         "module (in Net)  total ms   self",
@@ -68,7 +68,7 @@ def test_each_form_has_the_same_rows() -> None:
     }
 
 
-def test_a_limit_shortens_each_form_and_people_are_told() -> None:
+def test_a_limit_shortens_each_format_with_a_note_for_people() -> None:
     assert [line for line in TWO.to("text", 1).splitlines() if line.startswith(("Net", "1 more"))] == [
         "Net.a      3.000  1.000",
         "1 more module",
@@ -85,13 +85,13 @@ def test_a_limit_shortens_each_form_and_people_are_told() -> None:
     [
         ((Took("a", 3, 3), Took("b", 2, 2)), ["module", "total ms"]),  # all rows agree
         ((Took("a", 3, 3), Took("b", 2, 1)), ["module", "total ms", "self"]),
-        ((Took("a", 3, 3),), ["module", "total ms", "self"]),  # one row shows nothing of others
-        ((Took("a", 3, None), Took("b", 2, None)), ["module", "total ms"]),  # not known of any
+        ((Took("a", 3, 3),), ["module", "total ms", "self"]),  # one row shows nothing about others
+        ((Took("a", 3, None), Took("b", 2, None)), ["module", "total ms"]),  # unknown for all rows
         ((Took("a", 3, None, 1), Took("b", 2, 1)), ["module", "total ms", "self", "zero"]),
         ((), ["module", "total ms", "self"]),
     ],
 )
-def test_people_see_the_columns_that_say_something(rows: tuple[Took, ...], headings: list[str]) -> None:
+def test_people_see_only_columns_with_information(rows: tuple[Took, ...], headings: list[str]) -> None:
     line = table(*rows).to("md").splitlines()[2]
 
     assert [heading.strip() for heading in line.split("|")[1:-1]] == headings
@@ -104,8 +104,8 @@ def test_people_see_the_columns_that_say_something(rows: tuple[Took, ...], headi
         (("Net", "Net.a", "Net.b.c"), ("Net", "a", "b.c")),
         (("other", "Net.a", "Net.b"), ("other", "a", "b")),
         (("Net.a", "Other.b"), ("Net.a", "Other.b")),
-        (("Net", "Net.a"), ("Net", "Net.a")),  # one name is not shorter with the root in the heading
-        (("a", "Net.a", "Net.b"), ("a", "Net.a", "Net.b")),  # a root of that name: both would be "a"
+        (("Net", "Net.a"), ("Net", "Net.a")),  # a single name does not get shorter with the root in the heading
+        (("a", "Net.a", "Net.b"), ("a", "Net.a", "Net.b")),  # a root with that name: both would be "a"
         (("Net#2.a", "Net.a", "Net.b"), ("Net#2.a", "Net.a", "Net.b")),
     ],
 )

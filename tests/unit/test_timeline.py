@@ -16,7 +16,7 @@ from tests.support.timelines import timeline_of
 RANKS = [Process(7, 0), Process(7, 1)]
 
 
-def test_a_thread_of_each_rank_may_have_the_same_name() -> None:
+def test_threads_of_different_ranks_may_have_the_same_name() -> None:
     tracks = [Track(kind, "MainThread", 7, rank) for rank in RANKS for kind in ("forward", "backward")]
     spans = timeline_of((0, 1, "a"), (2, 3, "a"), (4, 5, "a"), (6, 7, "a"))
     columns = dataclasses.replace(spans.columns, track=np.arange(4, dtype=np.int32))
@@ -34,7 +34,7 @@ def test_threads_of_one_process_that_share_a_name_have_their_ids() -> None:
 
 
 def frame_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `frame` find this library alone; its DataFrame is a dict of lists."""
+    """Let `frame` find only this library; its DataFrame is a dict of lists."""
     for other in ("pandas", "polars"):
         monkeypatch.setitem(sys.modules, other, None)  # as if it were not installed
     made = SimpleNamespace(DataFrame=lambda columns: {key: list(column) for key, column in columns.items()})
@@ -43,7 +43,7 @@ def frame_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_frame_has_a_row_per_span_with_how_long_it_took(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_has_a_row_per_span_with_its_duration(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     frame_library(library, monkeypatch)
     timeline = timeline_of((0, 10, "a"), (2, 5, "a.b"), (7, 9, "a.b"))
     frame = timeline.frame()
@@ -54,7 +54,7 @@ def test_a_frame_has_a_row_per_span_with_how_long_it_took(library: str, monkeypa
     assert {key: len(column) for key, column in timeline_of().frame().items()} == dict.fromkeys(frame, 0)
 
 
-def test_without_a_library_for_frames_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_library_for_frames_an_error_names_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     frame_library("", monkeypatch)
     with pytest.raises(ModtraceError, match=r"needs pandas or polars: pip install pandas"):
         timeline_of((0, 10, "a")).frame()

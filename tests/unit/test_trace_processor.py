@@ -1,4 +1,4 @@
-"""The trace processor of the tests: it must see what is wrong with a trace, or the other tests prove nothing."""
+"""The trace processor of the tests: it must detect every fault in a trace, or the other tests prove nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_refuses_a_bad_trace_and_a_bad_query(trace_processor: Opener) -> None:
         opened.query("select nothing_of_the_kind")
 
 
-def test_an_older_trace_cannot_be_asked(trace_processor: Opener) -> None:
+def test_an_older_trace_can_no_longer_be_queried(trace_processor: Opener) -> None:
     older = trace_processor.open(chrome())
     trace_processor.open(chrome())
     with pytest.raises(TraceProcessorError, match="another trace"):

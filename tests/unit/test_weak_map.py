@@ -18,7 +18,7 @@ class Key:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_objects_are_told_apart_by_identity() -> None:
+def test_objects_are_distinguished_by_identity() -> None:
     first, second, values = Key(), Key(), WeakMap[Key, int]()
 
     values[first] = 1
@@ -35,14 +35,14 @@ def test_a_value_goes_with_its_object() -> None:
     values[kept] = 2
 
     del key
-    # Most often one of these has the id that it had.
+    # Most often one of these gets the id of the old object.
     others = [Key() for _ in range(1000)]
 
     assert [values.get(other) for other in others] == [None] * 1000
     assert [value for _, value in values.items()] == [2]
 
 
-def test_what_died_is_not_kept_for_long() -> None:
+def test_dead_objects_are_not_kept_for_long() -> None:
     kept, values = [Key() for _ in range(10)], WeakMap[Key, Key]()
     for key in kept:
         values[key] = key
@@ -53,11 +53,11 @@ def test_what_died_is_not_kept_for_long() -> None:
         values[Key()] = value
     del value
 
-    # As many as are looked through at once, the ten that are kept among them.
+    # The number that is checked at once, including the ten that are kept.
     assert sum(ref() is not None for ref in alive) <= 64 - 10
     assert [id(value) for _, value in values.items()] == [id(key) for key in kept]
 
 
-def test_what_has_no_weak_references_is_an_error() -> None:
+def test_an_object_without_weak_references_is_an_error() -> None:
     with pytest.raises(TypeError):
         WeakMap[int, int]()[1] = 1

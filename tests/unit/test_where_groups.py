@@ -1,4 +1,4 @@
-"""Ranks that are in one place as one group, and how a group is told."""
+"""Ranks in one place as one group, and the text of a group."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from modtrace.timeline import Group
 from tests.support.where_rings import SECOND, state
 
 
-def test_ranks_that_agree_are_one_group_and_the_odd_one_comes_first() -> None:
+def test_ranks_that_agree_are_one_group_and_a_different_rank_is_first() -> None:
     ahead = (("GPT", "forward"), ("GPT.h.8", "forward"), ("GPT.h.8.attn", "forward"))
     behind = (("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward"))
 
     groups = group_ranks(state(rank, *(behind if rank == 3 else ahead)) for rank in reversed(range(64)))
 
-    assert [one.label for one in groups] == ["rank 3", "ranks 0-2, 4-63"]
+    assert [group.label for group in groups] == ["rank 3", "ranks 0-2, 4-63"]
     assert headline(groups) == "rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn"
 
 
@@ -39,7 +39,7 @@ def test_ranks_differ_by_step_state_and_phase() -> None:
         ]
     )
 
-    assert [one.label for one in groups] == ["rank 1", "rank 2", "rank 3", "ranks 0, 4"]
+    assert [group.label for group in groups] == ["rank 1", "rank 2", "rank 3", "ranks 0, 4"]
     assert headline(groups) == "rank 3 died in GPT, after step 5; ranks 0-2, 4 are in GPT"
 
 
@@ -57,14 +57,14 @@ def test_files_without_a_rank_are_called_by_their_name() -> None:
         [state(None, ("A", "forward"), path="/runs/a.modtrace"), state(None, ("A", "forward"), path="b")]
     )
 
-    assert [one.label for one in groups] == ["a.modtrace, b"]
+    assert [group.label for group in groups] == ["a.modtrace, b"]
 
 
-def test_of_many_files_without_a_rank_the_first_are_named() -> None:
+def test_the_first_of_many_files_without_a_rank_are_named() -> None:
     groups = group_ranks(state(None, ("A", "forward"), path=f"{number}.modtrace") for number in range(9))
 
-    assert [one.label for one in groups] == ["0.modtrace, 1.modtrace, 7 more files"]
-    assert [one.label for one in group_ranks(groups[0].ranks[:3])] == ["0.modtrace, 1.modtrace, 2.modtrace"]
+    assert [group.label for group in groups] == ["0.modtrace, 1.modtrace, 7 more files"]
+    assert [group.label for group in group_ranks(groups[0].ranks[:3])] == ["0.modtrace, 1.modtrace, 2.modtrace"]
 
 
 def test_format_stack_shortens_inner_names_and_names_each_phase() -> None:
@@ -130,7 +130,7 @@ def test_a_process_seems_hung_in_no_module_after_a_minute_without_an_event(
     assert hung_sentences([rank_state], []) == [f"rank 0 seems hung: in no module for {lasts_s:.1f} s"] * hung
 
 
-def test_ranks_that_hang_in_one_place_share_a_sentence_without_those_that_a_hang_names() -> None:
+def test_ranks_that_hang_in_one_place_share_a_sentence_without_ranks_named_elsewhere() -> None:
     hung = [state(rank, ("Net", "forward"), now_ns=(161 + rank) * SECOND) for rank in (0, 1, 2)]
     elsewhere = state(None, FETCH, path="a.modtrace", usual_ns={FETCH: SECOND}, now_ns=120 * SECOND)
     hang = Hang("barrier", Group("0"), 0, (2,), (), (), (), (), SECOND, "")
@@ -158,14 +158,14 @@ def test_in_80_columns_the_end_of_a_recording_leaves_room_for_the_modules() -> N
     long_ago = datetime(2001, 2, 3, 4, 5, 6).timestamp()
     dead = [state(3, *place, state="dead", last_unix_ns=int(at * SECOND)) for at in (long_ago, time.time())]
     shown = []
-    for one in dead:
+    for group in dead:
         console = Console(width=80, file=io.StringIO())
-        console.print(render(group_ranks([one])))
+        console.print(render(group_ranks([group])))
         sentence, _, _, *lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert sentence == "rank 3 died in GPT.transformer.h.11.attn.c_proj, after step 5"
         shown += lines
 
-    # A line each: what runs is shortened from the left.
+    # One line each: the open modules are shortened from the left.
     assert len(shown) == 2
     assert " ".join(shown[0].split()) == "rank 3 1 dead 5 MainThread …11.attn.c_proj since 2001-02-03"
     assert re.search(r"…h\.11\.attn\.c_proj +since \d\d:\d\d:\d\d +$", shown[1])
@@ -195,7 +195,7 @@ def test_the_headline_says_how_long_a_rank_is_in_a_range() -> None:
     assert headline(group_ranks(steps)) == "rank 0 is in the optimizer for 12.0 s, rank 1 in range mine for 12.0 s"
 
 
-def test_ranges_are_told_with_those_around_them() -> None:
+def test_ranges_are_shown_with_the_ranges_around_them() -> None:
     assert format_stack([("epoch", "user"), FETCH, ("collect", "gc")]) == (
         "range epoch › data loading › garbage collection"
     )

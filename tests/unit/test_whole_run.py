@@ -1,4 +1,4 @@
-"""What a full ring knows of the run whose end it has."""
+"""A full ring's knowledge of a run that it holds only the end of."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.timelines import build_timeline
 SECOND = 1_000_000_000
 
 
-def test_of_ten_steps_of_three_events_a_ring_of_16_has_the_last_five(
+def test_a_ring_of_16_has_the_last_five_of_ten_steps_of_three_events(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = "Kept the last 5 of 10 steps (ring full); `--capacity 30` keeps all"
+    sentence = "Kept the last 5 of 10 steps (ring full); `--capacity 30` keeps all"
     module, data = nn.Identity(), torch.ones(1)
 
     with modtrace.record(tmp_path / "a.pftrace", capacity=16, engine="python", ranges=False) as recording:
@@ -28,10 +28,10 @@ def test_of_ten_steps_of_three_events_a_ring_of_16_has_the_last_five(
             module(data)
             recording.step()
 
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [kept]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [sentence]
     for timeline in (recording.timeline(), modtrace.load(tmp_path / "a.pftrace")):
         summary = timeline.summary()
-        assert kept in str(summary).splitlines()
+        assert sentence in str(summary).splitlines()
         whole_run = json.loads(summary.to_json())["overview"]["whole_run"]
         seconds = whole_run.pop("seconds")
         assert whole_run == {"steps": 10, "spans": None, "kept_steps": 5}
@@ -44,11 +44,11 @@ def test_of_ten_steps_of_three_events_a_ring_of_16_has_the_last_five(
         (64, {FIRST_STEP: 100}, {"steps": 10, "spans": 10, "kept_steps": 10}, None),
         (64, {}, {"steps": 10, "spans": 10, "kept_steps": 10}, None),
         (16, {FIRST_STEP: 100}, {"steps": 10, "spans": None, "kept_steps": 5}, "last 5 of 10 steps"),
-        # A part of a recording, whose first step is not known.
+        # A part of a recording, whose first step is unknown.
         (16, {}, {"steps": None, "spans": None, "kept_steps": 5}, "last 5 steps"),
     ],
 )
-def test_what_the_ring_does_not_know_is_none(
+def test_unknown_figures_of_a_ring_are_none(
     capacity: int, first_step: dict[str, object], expected: dict[str, object], sentence: str | None
 ) -> None:
     ring = Ring(capacity, metadata=first_step)

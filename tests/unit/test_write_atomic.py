@@ -19,7 +19,7 @@ from tests.support.timelines import gpt2_timeline, timeline_of
 FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 
 
-def test_an_old_file_stays_until_all_is_written(tmp_path: Path) -> None:
+def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
     with atomic_writer(path) as file:
@@ -67,13 +67,13 @@ def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("owner", "permissions"), [(os.geteuid(), 0o777), (65534, 0o640)])
-def test_nobody_gets_a_program_that_runs_as_who_saves(tmp_path: Path, owner: int, permissions: int) -> None:
+def test_no_saved_file_becomes_a_setuid_program(tmp_path: Path, owner: int, permissions: int) -> None:
     if owner != os.geteuid() != 0:
         pytest.skip("it takes two users")
     planted = tmp_path / "planted"
     planted.touch()
     os.chown(planted, owner, -1)
-    planted.chmod(0o6777)  # a trace that all can write, with this, ran what they wrote as root
+    planted.chmod(0o6777)  # with these permissions, a trace that anyone can write would run their program as root
     mask = os.umask(0o027)
     try:
         with atomic_writer(planted) as file:
@@ -93,7 +93,7 @@ def test_the_umask_of_the_process_is_never_changed(tmp_path: Path, monkeypatch: 
             file.write(b"x")
 
 
-def test_a_file_that_replaces_a_private_one_is_private_while_it_is_written(tmp_path: Path) -> None:
+def test_a_replacement_of_a_private_file_is_private_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "private"
     path.touch()
     path.chmod(0o600)
@@ -153,7 +153,7 @@ def test_errors_name_the_path(tmp_path: Path, suffix: str) -> None:
     assert os.listdir(tmp_path) == [f"dir{suffix}"]
 
 
-def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
+def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(WriteError, match=r"x\.txt: .*\.json, .*\.pftrace") as raised:
         write(timeline_of((0, 1, "a")), tmp_path / "x.txt")
     assert all(suffix in str(raised.value) for suffix in SUFFIXES)
@@ -181,14 +181,14 @@ try:
 except WriteError as error:
     print(error)
 """
-    done = run_python("-B", "-c", code)  # compiled modules would be cut off too, and stay
+    done = run_python("-B", "-c", code)  # without -B, compiled modules would be truncated too, and stay
     assert done.stdout == f"cannot write {path}: File too large\n"
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_a_directory_without_write_permission_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(WriteError, match="Permission denied"), atomic_writer(tmp_path / "x"):
@@ -197,7 +197,7 @@ def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_path_in_a_folder_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_a_deleted_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

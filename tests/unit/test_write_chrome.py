@@ -78,11 +78,11 @@ def test_a_small_file_byte_by_byte(tmp_path: Path) -> None:
     assert json.loads(head.rstrip(",\n") + "}") == {"baseTimeNanoseconds": EPOCH, "otherData": HEAD}
 
 
-def test_an_empty_timeline_is_a_whole_document(tmp_path: Path) -> None:
+def test_an_empty_timeline_is_a_complete_document(tmp_path: Path) -> None:
     assert saved(Timeline(slices=Slices.empty()), tmp_path)["traceEvents"] == []
 
 
-def test_times_count_from_the_first_moment_of_any_kind() -> None:
+def test_times_are_relative_to_the_first_event_of_any_kind() -> None:
     timeline = call_of_net()
     assert first_moment(timeline) == EPOCH
     assert first_moment(dataclasses.replace(timeline, marks=[Mark(EPOCH - 5, "mark", "")])) == EPOCH - 5
@@ -122,15 +122,15 @@ def test_arguments_cannot_hide_the_fixed_ones(tmp_path: Path, name: str, suffix:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_metadata_that_are_no_json_are_refused(tmp_path: Path, suffix: str) -> None:
+def test_metadata_that_is_not_json_is_refused(tmp_path: Path, suffix: str) -> None:
     for value in (object(), 2**70, {1: 2}):
         timeline = dataclasses.replace(timeline_of((0, 1, "a")), metadata={"odd": value})
         with pytest.raises(WriteError, match="must be JSON values"):
             timeline.save(tmp_path / f"trace{suffix}")
 
 
-def test_a_block_of_events_stands_alone() -> None:
-    """Blocks can be put between other events: no comma too many, whatever their number."""
+def test_a_block_of_events_is_complete_by_itself() -> None:
+    """Blocks can be put between other events, without an extra comma, whatever their number."""
     timeline = gpt2_timeline(40_000)
     chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline), EPOCH, parts=[])
     blocks = [text for _, text in chrome.events()]
@@ -139,7 +139,7 @@ def test_a_block_of_events_stands_alone() -> None:
     assert sum(event["ph"] == "X" for event in events) == len(timeline.columns)
 
 
-def test_far_apart_calls_steps_and_links_are_written_too(tmp_path: Path) -> None:
+def test_calls_steps_and_links_far_apart_are_written_too(tmp_path: Path) -> None:
     far = 2**62 - 1
     columns: dict[str, Any] = {"phase": [FORWARD, BACKWARD], "call": [-1, far], "step": [0, far], "link": [far, far]}
     events = saved(timeline_of((0, 1, "a"), (2, 3, "a"), **columns), tmp_path)["traceEvents"]

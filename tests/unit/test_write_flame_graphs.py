@@ -17,7 +17,7 @@ BASE = 1_700_000_000_000_000_000
 
 
 def two_steps(second_process: Process | None = None) -> Timeline:
-    """Twice Net [0, 10) with Net.a [2, 5), and its backward [20, 30) with a recompute of Net.a [21, 24)."""
+    """Return Net [0, 10) with Net.a [2, 5), and its backward [20, 30) with a recompute of Net.a [21, 24), twice."""
     main = Process(7, 0)
     rows = [
         (FORWARD, 0, 0, 10, 0, 0, -1), (FORWARD, 1, 2, 5, 0, 1, 0), (BACKWARD, 0, 20, 30, 1, 0, -1),

@@ -18,11 +18,11 @@ from tests.support.trace_processor import TraceProcessor
 
 FIRST_END, SECOND_END = 2_780_000, 5_560_000
 PARTS_NS = {"forward": 1_020_000, "loss": 20_000, "backward": 1_700_000, "other": 40_000}
-"""What each step of `gpt_timeline(2, 1)` is spent on, worked out by hand from its units of 20 µs."""
+"""Parts of each step of `gpt_timeline(2, 1)`, worked out by hand from its units of 20 µs."""
 
 
 def with_an_empty_step() -> Timeline:
-    """Two steps, and between them one of 10 ns in which nothing begins."""
+    """Return two steps, and between them one of 10 ns in which no call starts."""
     timeline = gpt_timeline(2, 1)
     first, second = timeline.marks
     return replace(timeline, marks=[first._replace(time_ns=first.time_ns - 10), first, second])
@@ -42,7 +42,7 @@ def test_the_table_has_the_parts_of_each_step_in_order() -> None:
     assert table.share == [ns / FIRST_END for ns in PARTS_NS.values()]
 
 
-def test_a_counter_is_0_where_no_step_follows_at_once() -> None:
+def test_a_counter_is_0_if_no_step_follows_at_once() -> None:
     forward = part_counters(with_an_empty_step())[0]
 
     assert forward.name == "step: forward"
@@ -82,7 +82,7 @@ def test_perfetto_shows_a_counter_per_part_and_no_other(
 
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz", "pftrace", "pftrace.gz"])
-def test_parts_do_not_come_back_as_recorded_counters(tmp_path: Path, suffix: str) -> None:
+def test_parts_are_not_read_back_as_recorded_counters(tmp_path: Path, suffix: str) -> None:
     timeline = gpt_timeline(2, 1, ranks=2)
     timeline.save(tmp_path / f"first.{suffix}")
     again = modtrace.load(tmp_path / f"first.{suffix}")
@@ -96,7 +96,7 @@ def test_parts_do_not_come_back_as_recorded_counters(tmp_path: Path, suffix: str
         assert (tmp_path / f"first.{suffix}").read_bytes() == (tmp_path / f"second.{suffix}").read_bytes()
 
 
-def test_steps_are_of_threads_and_not_of_what_a_device_runs_after_them() -> None:
+def test_steps_belong_to_threads_and_not_to_later_device_work() -> None:
     timeline = build_timeline(device_steps().snapshot())
     marks = [mark.time_ns for mark in timeline.marks if mark.kind == "step"]
     assert int(timeline.columns.end.max()) > marks[-1]
