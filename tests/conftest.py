@@ -32,11 +32,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("modtrace")
 
-# A shell starts what it runs in the background with SIGINT ignored, and all that this starts would ignore it too.
+# A shell starts background processes with SIGINT ignored, and their child processes would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Nothing compiles by itself, which takes long; the fixture `native_engine` does.
+# Nothing compiles by itself, which is slow; the fixture `native_engine` does.
 os.environ.setdefault("MODTRACE_BUILD", "0")
 # Else each process that compiles with inductor first compiles a library to see that the compiler knows the processor.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -44,7 +44,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 @pytest.fixture(scope="session", autouse=True)
 def _priority() -> Iterator[None]:
-    """Keep this process as it is: commands that give way to others would slow all tests after theirs."""
+    """Keep this process's priority: commands that lower it would slow all later tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "nice", lambda _: 0)
         yield
@@ -61,7 +61,7 @@ def trace_processor() -> type[processor.TraceProcessor]:
 
 @pytest.fixture(scope="session")
 def gpu_traces() -> list[Path]:
-    """`GPU_TRACES`, where they are; in a source distribution, which does not ship them, it skips."""
+    """Return `GPU_TRACES`; in a source distribution, which does not ship them, the test is skipped."""
     absent = [path.name for path in GPU_TRACES if not path.exists()]
     if absent and not _IN_CI:
         pytest.skip(f"there is no tests/data/kineto/{absent[0]}: source distributions come without it")
@@ -91,9 +91,9 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage of imports, and keep collections from what they made: a whole one takes 0.3 s.
+    """Collect no garbage of imports, and exclude their objects from later collections: a full one takes 0.3 s.
 
-    Then recordings have rings of 4 MB where no test asks: all of a ring is mapped before it is written, and read.
+    Then give recordings rings of 4 MB unless a test sets a size: a whole ring is mapped before it is written and read.
     """
     gc.disable()
     try:

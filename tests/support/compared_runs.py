@@ -34,7 +34,7 @@ def recording(
     rename: Mapping[str, str] | None = None,
     steps: int = STEPS,
 ) -> Timeline:
-    """Steps of eight layers of 100 µs forward and 200 µs backward, with 3 % of noise; `slower` has factors."""
+    """Return steps of eight layers of 100 µs forward and 200 µs backward, with 3 % noise; `slower` has factors."""
     random = np.random.default_rng(seed)
     rows: list[tuple[int, int, int, int, int, int]] = []
     marks = []

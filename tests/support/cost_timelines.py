@@ -16,7 +16,7 @@ from tests.support.timelines import build_timeline, with_args
 
 
 def counted(flops: int = 100) -> Timeline:
-    """Three steps of 100 ns: one is counted, one is like it, and one has other inputs."""
+    """Return three steps of 100 ns: the first is counted, the second is like it, and the third has other inputs."""
     script = EventScript()
     net, inner = script.name("Net", module_class="Net"), script.name("Net.a", module_class="A")
     for number, cost in enumerate((flops, 30, 7, 200)):
@@ -66,7 +66,7 @@ SAMPLES = [
 #   step 0                                             Net 1001───────────────────1501 ┐Net 2001────2301
 #                                                        a  1101──1211
 #                                                        b            1301─1401        b 2001─2101
-#   step 1: Net keeps 150 - 130, and holds 100 more inside; as it holds most, it is in a, which has kept 80 by then
+#   step 1: Net keeps 150 - 130, and holds 100 more inside; at its peak it is in a, which has kept 80 by then
 SPANS = [
     (NET, FORWARD, 1001, 1501, -1, 0),
     (A, FORWARD, 1101, 1211, 0, 0),
@@ -102,7 +102,7 @@ def recorded(spans: Sequence[tuple[int, ...]] = SPANS, process: Process = PROCES
 
 
 FLOPS = {0: {"flops": "5000"}, 1: {"flops": "220"}, 2: {"flops": "unknown"}, 3: {"flops": "300"}}
-"""Of the first four spans of `recorded`, which take 500, 110, 100 and 300 ns."""
+"""FLOPs of the first four spans of `recorded`, which take 500, 110, 100 and 300 ns."""
 
 
 def with_flops() -> Timeline:

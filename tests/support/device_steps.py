@@ -1,4 +1,4 @@
-"""Steps with device times, written by hand: two streams, checkpointed layers, and a device that is behind the host."""
+"""Steps with device times, written by hand: two streams, checkpointed layers, and a device that lags the host."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.support.event_script import EventScript
 __all__ = ["AHEAD", "device_steps"]
 
 AHEAD = 7_000_000
-"""What the device's clock shows more than the host's."""
+"""Offset of the device's clock from the host's."""
 
 
 class _Steps:
-    """Writes events of the host one microsecond apart; the device comes by each three times as slowly, in its order."""
+    """Writes events of the host one microsecond apart; the device reaches each three times as slowly, in order."""
 
     def __init__(self) -> None:
         self.script = EventScript(capacity=1 << 12)
@@ -35,7 +35,7 @@ class _Steps:
 def device_steps(steps: int = 3) -> EventScript:
     """Return a script of some steps.
 
-    Of each step, forward of `Net` holds `Net.0` and `Net.1`, and backward runs `Net.1`, then `Net.0` again, with
+    In each step, forward of `Net` holds `Net.0` and `Net.1`, and backward runs `Net.1`, then `Net.0` again, with
     `Net.0.mlp` in it, and then its backward. Another module runs on a second stream.
     """
     write = _Steps()

@@ -1,4 +1,4 @@
-"""Events written by hand: a real ring whose clock says what the test says."""
+"""Events written by hand: a real ring whose clock the test sets."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from modtrace.ring.slot_format import (
 __all__ = ["WALL", "EventScript"]
 
 WALL = 1_700_000_000_000_000_000
-"""What the wall clock says when the monotonic one says 0."""
+"""Time of the wall clock at monotonic time 0."""
 
 
 class EventScript:
-    """Writes events; each method takes the monotonic nanosecond at which it happens.
+    """Writes events; each method takes the monotonic nanosecond at which the event happens.
 
     Args:
         capacity: events that the ring keeps.
         path: a file behind the ring.
         metadata: in the file's header.
-        clock: what the clock shows when a method's time is this.
+        clock: the clock's time, by the time given to a method.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class EventScript:
         self._thread = self.add_thread("MainThread", tid=1, torch_thread_id=1)
 
     def add_thread(self, name: str, tid: int, torch_thread_id: int = -1) -> int:
-        """Note a thread; `torch_thread_id` is torch's number of it."""
+        """Note a thread; `torch_thread_id` is torch's number for it."""
         return self._ring.names.thread(name, tid, torch_thread_id)
 
     def on_thread(self, thread: int) -> None:
-        """Let what follows happen on this thread."""
+        """Write the next events on this thread."""
         self._thread = thread
 
     def name(self, fqn: str, label: str = "", module_class: str = "M") -> int:
@@ -74,7 +74,7 @@ class EventScript:
         self.event(time, kind, name, call_index << SEQUENCE_BITS | sequence)
 
     def node(self, begin: int, end: int, sequence: int, *, graph_task: int = 0, forward_thread: int = 1) -> None:
-        """A node of the native engine that holds nothing."""
+        """Write a node of the native engine with no other node in it."""
         self.node_begin(begin, sequence, graph_task=graph_task, forward_thread=forward_thread)
         self.node_end(end, sequence, graph_task=graph_task, forward_thread=forward_thread)
 
@@ -88,13 +88,13 @@ class EventScript:
         self.event(time, Kind.ACCUMULATE_END, forward_thread << FORWARD_THREAD_SHIFT | graph_task, 0)
 
     def graph_built(self, time: int, sequence: int) -> None:
-        """What a node that builds a graph notes beside its begin and end."""
+        """Write the event of a node that builds a graph, beside its begin and end."""
         self.event(time, Kind.GRAPH_BUILT, NO_NAME, sequence)
 
     def call_backward(
         self, time: int, name: int, call_index: int = 0, *, graph_task: int = 0, recompute: bool = False
     ) -> None:
-        """From now on the nodes of this call run, says the Python engine."""
+        """Write the Python engine's event that from now on the nodes of this call run."""
         call_key = call_index | RECOMPUTE_BIT if recompute else call_index
         self.event(time, Kind.CALL_BACKWARD, name, graph_task << CALL_KEY_BITS | call_key)
 
@@ -102,7 +102,7 @@ class EventScript:
         self.event(time, Kind.BACKWARD_OVER, NO_NAME, graph_task | ABANDONED_BIT if abandoned else graph_task)
 
     def pass_begin(self, time: int, number: int = 1) -> None:
-        """The thread calls what runs a backward pass."""
+        """Write that the thread calls the function that runs a backward pass."""
         self.event(time, Kind.PASS_BEGIN, NO_NAME, number)
 
     def pass_end(self, time: int, number: int = 1) -> None:
@@ -119,7 +119,7 @@ class EventScript:
         self.event(time, Kind.OPERATOR, NO_NAME, number)
 
     def note_operator(self, number: int, name: str, dtype: str, flops: int, nbytes: int = 0) -> None:
-        """Note what an operator on the CPU costs."""
+        """Note the cost of an operator on the CPU."""
         self._ring.names.operator(number, name, "cpu", dtype, flops, nbytes)
 
     def note_group(self, name: str, ranks: str, description: str) -> None:
@@ -131,19 +131,19 @@ class EventScript:
         self.event(time, kind, self._ring.names.text(text), value)
 
     def queued(self, time: int, number: int, stream: int = 0) -> None:
-        """An event of the device, number `number`, follows what this thread wrote last."""
+        """Write that event `number` of the device follows this thread's last event."""
         self.event(time, Kind.DEVICE_QUEUED, stream, number)
 
     def reached(self, time: int, number: int, device_ns: int) -> None:
-        """It is read: the device was there at `device_ns` of its own clock."""
+        """Write that event `number` was read: the device reached it at `device_ns` of its own clock."""
         self.event(time, Kind.DEVICE_REACHED, number & EVENT_NUMBER_MASK, device_ns)
 
     def pending(self, time: int, number: int, stream: int = 0) -> None:
-        """The device has not come by it, when it is asked."""
+        """Write that the device had not reached event `number` when it was queried."""
         self.event(time, Kind.DEVICE_PENDING, stream, number)
 
     def device_clock(self, time: int, width_ns: int, device_ns: int, device: int = 0) -> None:
-        """The device's clock showed `device_ns` at most `width_ns` before `time`."""
+        """Write that the device's clock showed `device_ns` at most `width_ns` before `time`."""
         self.event(time, Kind.DEVICE_CLOCK, width_ns, device << DEVICE_TIME_BITS | device_ns)
 
     def note(self, record: Mapping[str, object]) -> None:
@@ -155,11 +155,11 @@ class EventScript:
         self._ring.close()
 
     def events(self) -> Events:
-        """What the ring holds."""
+        """Return the events in the ring."""
         return self._ring.read().slots.events
 
     def snapshot(self) -> RingSnapshot:
-        """What the ring holds, with clocks that run alike from `WALL` on."""
+        """Return the content of the ring, with clocks that run alike from `WALL` on."""
         snapshot = self._ring.read()
         records = [record for record in snapshot.records if record["kind"] != "anchor"]
         return snapshot._replace(records=[*records, {"kind": "anchor", "monotonic": 0, "wall": WALL}])

@@ -1,4 +1,4 @@
-"""Timelines in the shape of a GPT's training steps, cut by hand in whole nanoseconds: no torch, no clock."""
+"""Timelines in the shape of a GPT's training steps, set by hand in whole nanoseconds: no torch, no clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.span_fields import SPAN_FIELDS
 __all__ = ["BASE", "gpt_timeline"]
 
 BASE = 1_790_000_000_123_456_789
-"""Unix nanoseconds at which every timeline here begins."""
+"""Unix nanoseconds at which every timeline here starts."""
 
 _BLOCK = (
     ("ln_1", "LayerNorm", 1, ()),
@@ -39,7 +39,7 @@ def _model(layers: int) -> Part:
 
 @dataclass
 class _Build:
-    """Rows as they are made; `unit` nanoseconds is the weight 1."""
+    """Rows of a timeline under construction; `unit` nanoseconds is the weight 1."""
 
     unit: int
     rows: list[tuple[int, ...]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Build:
     links: int = 0
 
     def span(self, part: Part, at: int, inside: tuple[str, int, int], phase: int, track: int, step: int) -> int:
-        """Add a part and what is in it, from `at` on; return its end."""
+        """Add a part and its inner parts, from `at` on; return its end."""
         label, module_class, weight, children = part
         path, parent, depth = inside
         fqn = f"{path}.{label}" if path else label
@@ -58,7 +58,7 @@ class _Build:
         end = at + self.unit
         for child in children if phase == FORWARD else reversed(children):
             end = self.span(child, end, (fqn, row, depth + 1), phase, track, step)
-        # Backward costs twice a forward.
+        # Backward costs twice as much as forward.
         end += self.unit * weight * (2 if phase == BACKWARD else 1)
         self.rows[row] = (at, end, name, phase, track, depth, parent, step, step, step << 32 | name, 1)
         return end

@@ -1,4 +1,4 @@
-"""torch measures how long guards take for its log alone: it empties the processor's caches, 20 ms a compilation."""
+"""Switches off torch's timing of guards, used only for its log: it empties the CPU caches, 20 ms per compilation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["measure_no_guards"]
 
 
 def measure_no_guards() -> None:
-    """Leave it out, where torch's compiler is imported."""
+    """Switch the timing off, in a process that has torch's compiler imported."""
     guards = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         vars(guards)["profile_guard_manager"] = lambda *_: 0.0

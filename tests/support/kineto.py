@@ -1,4 +1,4 @@
-"""Small profiler traces and recordings, written out by hand, in integer nanoseconds; and where the real ones lie."""
+"""Small profiler traces and recordings, written by hand, in integer nanoseconds; and the folder of the real traces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trace(*events: Any, base: int | None = BASE, **keys: Any) -> bytes:
 
 
 def recording(*spans: Span, names: tuple[Name, ...] = NET, marks: tuple[Mark, ...] = (), base: int = BASE) -> Timeline:
-    """Take spans as (label, start, end, depth, phase), a parent first; all but forward lie on the backward track."""
+    """Return a recording of spans (label, start, end, depth, phase), parents first; forward has a track of its own."""
     stack: dict[tuple[int, int], int] = {}
     rows: list[dict[str, Any]] = []
     seen: dict[tuple[str, str], int] = {}

@@ -19,7 +19,7 @@ __all__ = ["overlaid"]
 def overlaid(
     timeline: Timeline | None, *events: Any, late_ns: int | None = 0, capture: Trace | None = None, **keys: Any
 ) -> Overlay:
-    """Lay a recording over a trace; a sync mark every µs tells how much later its clock is, to the nanosecond."""
+    """Return the overlay of a recording and a trace; a sync mark per µs gives the clock's offset, to the nanosecond."""
     collector = EventCollector()
     if timeline is not None and late_ns is not None:
         times = [event["ts"] for event in events if event["ph"] == "X"]

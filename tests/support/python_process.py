@@ -25,22 +25,22 @@ __all__ = [
 ]
 
 HANGS_AFTER_S = 600
-"""No measure of how fast a machine is: what has not ended then never will, where many others run too."""
+"""Not a measure of a machine's speed: a process that has not ended then never will, even on a busy machine."""
 LAZY_IMPORTS_WORK = sys.version_info < (3, 13) or [*map(int, version("torch").split(".")[:2])] < [2, 14]
-"""Torch 2.14 deletes names while it is imported, which the modules of CPython 3.13's LazyLoader do not end to do."""
+"""Torch 2.14 deletes names while it is imported, which modules of CPython 3.13's LazyLoader do not survive."""
 
 _SOURCE, _ROOT = Path(modtrace.__file__).parents[1], Path(__file__).parents[2]
 STARTUP = Path(__file__).parent / "startup"
-"""A folder from which a Python that finds it runs `sitecustomize`."""
+"""A folder whose `sitecustomize` Python runs at its start."""
 
 
 def python_environment(**variables: str) -> dict[str, str]:
-    """Return `users_environment`, but that Python collects less garbage, as `startup/sitecustomize.py` says."""
+    """Return `users_environment` with less garbage collection in Python, by `startup/sitecustomize.py`."""
     return users_environment(**{"PYTHONPATH": _search_path(_SOURCE, _ROOT, STARTUP), **variables})
 
 
 def users_environment(**variables: str) -> dict[str, str]:
-    """This process's environment, from which a Python can import modtrace and the tests, and more variables."""
+    """Return this process's environment, from which a Python can import modtrace and the tests, and more variables."""
     return {**os.environ, "PYTHONPATH": _search_path(_SOURCE, _ROOT), **variables}
 
 
@@ -56,15 +56,15 @@ def run_python(
     wrapper: Sequence[str] = (),
     timeout_s: float = HANGS_AFTER_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python to its end and return what it printed.
+    """Run Python to its end and return its output.
 
     Args:
-        arguments: of Python: "-c" and code, "-m" and a module, or a script; turned into text.
-        status: the exit status that it must have; None for any.
-        cwd: where it runs.
-        env: its whole environment; else `python_environment()`.
+        arguments: Python's arguments: "-c" and code, "-m" and a module, or a script; converted to text.
+        status: the expected exit status; None for any.
+        cwd: its working directory.
+        env: its whole environment; default: `python_environment()`.
         wrapper: a command that runs it.
-        timeout_s: after so many seconds it is killed.
+        timeout_s: seconds after which it is killed.
     """
     done = subprocess.run(
         [*wrapper, sys.executable, *map(str, arguments)],
@@ -80,7 +80,7 @@ def run_python(
 
 
 class PythonProcess(subprocess.Popen[str]):
-    """A process that a failure in its `with` block kills, and does not wait for: it may wait for what did not come."""
+    """A process that a failure in its `with` block kills without waiting for its end, which may never come."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -98,7 +98,7 @@ def start_python(
     stdout: int | IO[bytes] | None = subprocess.PIPE,
     stderr: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[str]:
-    """Start Python and return at once; arguments as of `run_python`, and those of `subprocess.Popen`."""
+    """Start Python and return at once; arguments are those of `run_python` and of `subprocess.Popen`."""
     return PythonProcess(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,

@@ -14,7 +14,7 @@ PROCESS = Process(4242, 0)
 
 
 def call_of_net() -> Timeline:
-    """A net with a layer, forward and backward; in backward both begin in the same nanosecond."""
+    """A net with a layer, forward and backward; in backward both start in the same nanosecond."""
     rows = [
         (0, 1_000_001, 0, FORWARD, 0, -1, 7),
         (1, 1_000, 1, FORWARD, 1, 0, 8),
@@ -38,7 +38,7 @@ def call_of_net() -> Timeline:
 
 
 def as_values(timeline: TimelineData) -> dict[str, object]:
-    """All that a timeline says, with names and tracks in place of their numbers, links by the first slice of each."""
+    """Return all content of a timeline, with names and tracks instead of numbers, links by the first slice of each."""
     columns = {field: getattr(timeline.slices, field).tolist() for field in DTYPES}
     columns["name"] = [timeline.names[name] if name >= 0 else None for name in columns["name"]]
     columns["track"] = [timeline.tracks[track] for track in columns["track"]]

@@ -7,4 +7,4 @@ from modtrace.timeline.slices import DTYPES
 __all__ = ["SPAN_FIELDS"]
 
 SPAN_FIELDS = [field for field in DTYPES if field not in ("kind", "detail")]
-"""All but those that a table of modules need not be given."""
+"""All fields except those that a table of modules can omit."""

