@@ -1,4 +1,4 @@
-"""A browser and the Perfetto UI, of which each file starts its own; operators on one thread; what is compiled."""
+"""Fixtures: a browser, the Perfetto UI (one per test file), operators on one thread, and no earlier compilations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ui() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pictures for people go: the folder `MODTRACE_SCREENSHOTS`, if it is set."""
+    """The folder for screenshots, `MODTRACE_SCREENSHOTS`, if it is set."""
     chosen = os.environ.get("MODTRACE_SCREENSHOTS")
     path = Path(chosen) if chosen else tmp_path_factory.mktemp("screenshots")
     path.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Let operators run on the thread that calls them alone."""
+    """Run operators only on the thread that calls them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -55,7 +55,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let torch.compile find nothing that was compiled before, here or in a cache of files."""
+    """Let torch.compile find no earlier results, neither in this process nor in a cache of files."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     torch._dynamo.reset()
     yield
@@ -64,6 +64,6 @@ def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.fixture
 def passed_graphs() -> None:
-    """Skip where torch does not pass on the graphs that it compiles, as torch 2.8."""
+    """Skip if torch does not pass on the graphs that it compiles, such as torch 2.8."""
     if find_spec(GRAPHS_MODULE) is None:
         pytest.skip(f"torch {torch.__version__} does not pass on its graphs")

@@ -1,4 +1,4 @@
-"""Ranges that a program names by NVTX and ITT, against what was called, with both engines."""
+"""Ranges that a program names by NVTX and ITT, compared with the calls that it made, with both engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENGINES: list[EngineName] = ["native", "python"]
 
 
 class FakeNvtx:
-    """What a build of torch with CUDA has in C; it notes what it was asked for."""
+    """Stand-in for the C functions of torch built with CUDA; it logs its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, object]] = []
@@ -52,12 +52,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
 
 
 def user_ranges(recording: modtrace.Recording) -> list[tuple[str, int, bool]]:
-    """Return the name, the depth and whether it is complete of each range of the user's, in the order of begins."""
+    """Return name, depth and completeness of each of the user's ranges, by start."""
     return [(run.name, run.depth, run.complete) for run in recording.timeline().ranges if run.category == "user"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_pushed_and_popped_is_nested_ranges_and_returns_what_it_did(engine: EngineName, fake: FakeNvtx) -> None:
+def test_push_and_pop_are_nested_ranges_and_return_the_same_as_before(engine: EngineName, fake: FakeNvtx) -> None:
     with modtrace.record(engine=engine) as recording:
         nn.Linear(1, 1)(torch.ones(1))
         depths = [nvtx.range_push("step"), nvtx.range_push(msg="augment"), nvtx.range_pop()]
@@ -83,7 +83,7 @@ def test_functions_that_were_imported_before_are_recorded_too(engine: EngineName
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_one_thread_starts_another_one_ends(engine: EngineName, fake: FakeNvtx) -> None:
+def test_one_thread_starts_a_range_and_another_one_ends_it(engine: EngineName, fake: FakeNvtx) -> None:
     with modtrace.record(engine=engine) as recording:
         first, second = nvtx.range_start("request 1"), nvtx.range_start("request 2")
         thread = threading.Thread(target=nvtx.range_end, args=(first,))
@@ -96,16 +96,16 @@ def test_what_one_thread_starts_another_one_ends(engine: EngineName, fake: FakeN
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_pop_ends_what_its_own_push_began_in_whatever_recording(engine: EngineName, fake: FakeNvtx) -> None:
+def test_a_pop_ends_the_range_of_its_own_push_in_any_recording(engine: EngineName, fake: FakeNvtx) -> None:
     with modtrace.record(engine=engine):  # from here on the functions are watched
         nvtx.range_push("of the first recording")
     nvtx.range_push("of none")
     with modtrace.record(engine=engine) as recording:
-        nvtx.range_pop()  # of none
+        nvtx.range_pop()  # of the range outside recordings
         nvtx.range_push("of the second recording")
         nvtx.range_pop()
-        nvtx.range_pop()  # of the first recording
-        nvtx.range_pop()  # of nothing
+        nvtx.range_pop()  # of the first recording's range
+        nvtx.range_pop()  # of no range
         nvtx.range_push("left open")
     nvtx.range_pop()
 
@@ -114,7 +114,7 @@ def test_a_pop_ends_what_its_own_push_began_in_whatever_recording(engine: Engine
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has NVTX")
-def test_without_cuda_nvtx_raises_what_it_raised_and_nothing_is_recorded(engine: EngineName) -> None:
+def test_without_cuda_nvtx_raises_the_same_error_and_nothing_is_recorded(engine: EngineName) -> None:
     with modtrace.record(engine=engine) as recording:
         with pytest.raises(RuntimeError, match="NVTX functions not installed"):
             nvtx.range_push("step")
@@ -145,5 +145,5 @@ def test_torch_compile_breaks_graphs_where_it_did(engine: EngineName) -> None:
 
     assert during == before != {}
     assert torch.equal(result, expected)
-    # Torch 2.8 names what its compiler does.
+    # torch 2.8 adds ranges of its compiler, whose names contain "(dynamo_timed)".
     assert [row for row in user_ranges(recording) if "(dynamo_timed)" not in row[0]] == [("double", 0, True)]

@@ -1,4 +1,4 @@
-"""Graphs from torch's caches: hits stay hits under a recording, and their modules are known."""
+"""Graphs from torch's caches: cache hits stay hits under a recording, and their modules are known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_recording_takes_cached_graphs_and_knows_the_modules_inside(
     first, cached = told("plain", "one"), told("plain", "one")
     recorded, recorded_first = told("recorded", "one"), told("recorded", "other")
 
-    # That the second process was served by both caches is what makes the third one a test.
+    # The third process tests something only if both caches served the second one.
     assert first["counters"]["inductor"]["fxgraph_cache_miss"] == 2
     assert cached["counters"]["aot_autograd"]["autograd_cache_hit"] == 1
     assert recorded["counters"] == cached["counters"]

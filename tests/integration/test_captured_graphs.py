@@ -1,4 +1,4 @@
-"""What torch.compile captures is the same without a recording and under one of each engine, in fresh processes."""
+"""torch.compile captures the same graphs without a recording and under each engine, in fresh processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENGINES: tuple[EngineName, ...] = ("native", "python")
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Told]:
-    """Per engine, and for `none`, what each case captured."""
+    """Captures of each case, per engine and for `none`."""
     engines = ("none", "native") if EFFORT == "quick" else ("none", *ENGINES)
     processes = {engine: start_forked("-m", "tests.support.captured_graphs", engine) for engine in engines}
     outputs = {engine: process.communicate()[0] for engine, process in processes.items()}
@@ -36,7 +36,7 @@ def test_graphs_and_breaks_are_those_without_a_recording(told: dict[str, Told], 
     assert len(plain["graphs"]) >= 1
     assert recorded["graphs"] == plain["graphs"]
     assert recorded["breaks"] == plain["breaks"]
-    # How many graphs were compiled, the first time or again, and what could not be.
+    # Numbers of graphs compiled and recompiled, and the failures.
     for group in ("stats", "graph_break", "unimplemented"):
         assert (recorded["counters"].get(group) or {}) == (plain["counters"].get(group) or {})
 
@@ -45,8 +45,8 @@ def test_graphs_and_breaks_are_those_without_a_recording(told: dict[str, Told], 
 def test_ranges_of_a_compiled_loop_are_recorded_and_break_no_graph(told: dict[str, Told], engine: EngineName) -> None:
     plain, recorded = (told[which]["clipping, collecting and saving"] for which in ("none", engine))
 
-    # The model for two lengths of batches, up to the collection, up to saving; before torch 2.15 also what is behind.
-    # Torch 2.8 compiles the model alone, as it breaks no graph in a loop.
+    # Graphs: the model for two batch lengths, up to the collection, up to saving; before torch 2.15 also the rest.
+    # torch 2.8 compiles only the model, as it breaks no graph in a loop.
     assert (len(plain["graphs"]), plain["breaks"]) in ((4, 3), (3, 4), (2, 0))
     assert recorded["breaks"] == plain["breaks"]
     recompiled = "torch.compile 0/1: tensor 'x' size mismatch at index 0. expected 2, actual 3"
@@ -63,9 +63,9 @@ def test_spans_are_of_the_users_modules_with_their_backward(
     names = told[engine][case]["names"]
 
     root = {"a training step": "step", "activation checkpoints": "Checkpointed"}.get(case, "Net")
-    # What wraps the model and does work of its own has a span beside it.
+    # A wrapper that does work of its own has a span too.
     shown = {root, "DistributedDataParallel"} if case.startswith("DistributedDataParallel") else {root}
     phases = ("forward",) if case.startswith("compiled autograd") else ("forward", "backward")
     assert {f"{phase} {fqn}" for fqn in shown for phase in phases} <= set(names)
-    # No graph of torch.compile's own, and none run again.
+    # No span of a graph that torch.compile made itself, and none of a recompute.
     assert [name for name in names if name.split()[0] == "recompute" or "Graph" in name or "Wrapper" in name] == []

@@ -1,4 +1,4 @@
-"""The validator against the program whose faults it predicts."""
+"""The validator, compared with the program whose faults it predicts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_partial_overlaps_are_those_that_the_trace_processor_drops(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(flows, max_size=8, unique_by=lambda flow: flow["ts"]))
-def test_flows_are_told_as_the_trace_processor_counts_them(
+def test_flows_are_reported_as_the_trace_processor_counts_them(
     trace_processor: type[TraceProcessor], tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     around = {"ph": "X", "name": "x", "pid": 1, "tid": 1, "ts": 0, "dur": 100}
@@ -76,7 +76,7 @@ def test_flows_are_told_as_the_trace_processor_counts_them(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(bound_flows, max_size=8, unique_by=lambda flow: flow["ts"]))
-def test_flows_of_slices_are_told_as_the_trace_processor_counts_them(
+def test_flows_of_slices_are_reported_as_the_trace_processor_counts_them(
     trace_processor: type[TraceProcessor], tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     trace = tmp_path / "trace.json"

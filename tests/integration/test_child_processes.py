@@ -1,4 +1,4 @@
-"""Children of `modtrace run` and `MODTRACE=` that call modules have recordings of their own."""
+"""Children of `modtrace run` and `MODTRACE=` that call modules get their own recordings."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ PROGRAMS = {
 
 
 _TRIED_BY_PROGRAMS = ("spawn", "forkserver", "torch's spawn", "hogwild", "DDP")
-"""`tests/programs` has these too: the quick tests leave them to it."""
+"""Programs that `tests/programs` has too; the quick tests skip them here."""
 _PROGRAMS = [pytest.param(name, marks=pytest.mark.full) if name in _TRIED_BY_PROGRAMS else name for name in PROGRAMS]
 
 
 def told(stdout: str) -> dict[int, int]:
-    """Calls by process, as the processes counted themselves."""
+    """Calls by process, as counted by the processes themselves."""
     counts: dict[int, int] = {}
     for line in stdout.splitlines():
         pid, calls = ast.literal_eval(line)
@@ -110,7 +110,7 @@ def told(stdout: str) -> dict[int, int]:
 
 
 def recorded(files: list[Path]) -> dict[int, int]:
-    """Calls by process, as the files have them."""
+    """Calls by process, as read from the files."""
     timelines = [modtrace.load(file) for file in files]
     return {
         timeline.tracks[0].process.pid: sum(
@@ -121,7 +121,7 @@ def recorded(files: list[Path]) -> dict[int, int]:
 
 
 def run(body: str, folder: Path, *options: str, method: str = "run") -> tuple[dict[int, int], list[str]]:
-    """Run a program; return the calls that its processes counted, and the lines of ours."""
+    """Run a program; return the calls that its processes counted, and modtrace's own lines."""
     first = "import modtrace\n" if method == "variable" else ""
     (folder / "script.py").write_text(first + HEAD + MAIN + body + "\n")
     if method == "variable":
@@ -192,7 +192,7 @@ def test_children_that_call_no_module_leave_nothing(tmp_path: Path) -> None:
 
 @PYTHON_IN_FULL
 @pytest.mark.parametrize("end", ["kill", "_exit"])
-def test_what_a_killed_child_had_is_in_its_ring_and_its_loss_is_told(
+def test_the_calls_of_a_killed_child_are_in_its_ring_and_its_loss_is_reported(
     engine: EngineName, end: str, tmp_path: Path
 ) -> None:
     body = f"start('fork', 0, 2, None, '{end}').join()\n    start('fork', 0).join()"

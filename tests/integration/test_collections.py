@@ -1,4 +1,4 @@
-"""The garbage collector runs at any allocation, and what dies there can call a model of its own."""
+"""Garbage collections run at any allocation, and dying objects can call a model of their own."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ print(len(outer), sorted(span.call for span in outer) == list(range(10)))
 
 
 def test_models_called_while_garbage_is_collected_leave_the_recording_sound(native_engine: None) -> None:
-    # The allocator overwrites what is freed, so that nobody reads it unharmed.
+    # The allocator overwrites freed memory, so that code that reads it fails.
     done = run_python("-c", _COLLECT_EVERYWHERE, env=users_environment(MALLOC_PERTURB_="165"))
 
     assert done.stdout.split() == ["10", "True"]

@@ -1,4 +1,4 @@
-"""Collectives of one process under torch's modes, and what a recording leaves behind."""
+"""Collectives of one process under torch's modes, and the state that a recording leaves behind."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_collectives_in_inference_mode_are_seen(by_mode: dict[str, object]) -> N
     assert by_mode["inference"] == [[["all_reduce", 0], ["all_reduce", 1]], 2]
 
 
-def test_what_the_python_engine_does_not_see_is_said_once(by_mode: dict[str, object], engine: EngineName) -> None:
+def test_collectives_unseen_by_the_python_engine_are_named_once(by_mode: dict[str, object], engine: EngineName) -> None:
     messages = [str(message) for message in by_mode["messages"]]  # type: ignore[attr-defined]
     assert ["the Python engine does not see the collectives" in message for message in messages] == [True] * (
         engine == "python"
     )
 
 
-def test_collectives_of_fake_tensors_are_none(by_mode: dict[str, object]) -> None:
+def test_collectives_of_fake_tensors_are_not_recorded(by_mode: dict[str, object]) -> None:
     assert by_mode["fake"] == [[], 0]

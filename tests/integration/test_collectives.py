@@ -1,4 +1,4 @@
-"""Collectives on a timeline are those that were made, counted by torch.profiler; on 2, 4 and 8 ranks of gloo."""
+"""Collectives on a timeline are those that were made, as counted by torch.profiler; on 2, 4 and 8 ranks of gloo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.collectives_job import SCENARIOS
 from tests.support.forked_python import start_forked
 
 TIMEOUT_S = 540
-"""Eight ranks take turns on a machine with few cores."""
+"""Long, as eight ranks take turns on a machine with few cores."""
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
@@ -20,13 +20,13 @@ UNSEEN_BY_PYTHON = {
     "data_parallel": {"all_reduce", "broadcast"},
     "tensor_parallel": {"all_reduce"},
 }
-"""What C++ calls by itself: DistributedDataParallel's reducer, and functional collectives."""
+"""Collectives that C++ starts by itself: DistributedDataParallel's reducer, and functional collectives."""
 
 Result = dict[str, Any]
 
 
 def run_job(folder: Path, engine: str, ranks: int) -> dict[tuple[str, int], Result]:
-    """Run all scenarios, and return what each rank printed of each."""
+    """Run all scenarios, and return the result of each rank and scenario."""
     outputs = [folder / f"{rank}.out" for rank in range(ranks)]
     processes = []
     for rank, path in enumerate(outputs):
@@ -52,7 +52,7 @@ class Job:
         self.engine, self.ranks, self._results = engine, ranks, results
 
     def of(self, scenario: str) -> list[Result]:
-        """What each rank says of a scenario."""
+        """Return each rank's result of a scenario."""
         return [self._results[scenario, rank] for rank in range(self.ranks)]
 
 

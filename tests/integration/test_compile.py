@@ -1,4 +1,4 @@
-"""torch.compile beside a recording: no graph break, no warning, and one slice for a compiled region."""
+"""torch.compile with a recording: no graph break, no warning, and one slice for a compiled region."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
 
 pytestmark = [
-    # Torch's own, when its compiler is imported.
+    # A warning of torch's own, when its compiler is imported.
     pytest.mark.filterwarnings("ignore:.*torch.jit.script"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
-    # Torch's own, when it compiles a part whose input another part made.
+    # A warning of torch's own, when it compiles a part whose input another part made.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 BACKENDS = ["aot_eager", "inductor"]
@@ -260,10 +260,10 @@ for nn.Module.__call__ in WRAPPERS if sys.argv[2] == "before" else WRAPPERS[:1]:
 
 
 @pytest.mark.parametrize("imported", ["before", "after"])
-def test_a_wrapper_of_the_users_around_calls_is_compiled_or_not_as_without_a_recording(
+def test_a_users_wrapper_around_calls_is_compiled_or_not_as_without_a_recording(
     engine: EngineName, imported: str
 ) -> None:
-    # Torch takes what it finds when its compiler is imported for a module's call, and leaves that out inside.
+    # On import, torch's compiler takes the current function for a module's call, and leaves that one out inside.
     lines = run_forked("-W", "ignore", "-c", WRAPPED, engine, imported).stdout.splitlines()
 
     wrappers = 3 + (TorchVersion(torch.__version__) >= "2.9")
@@ -274,7 +274,7 @@ def test_a_wrapper_of_the_users_around_calls_is_compiled_or_not_as_without_a_rec
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_wrappers_of_others_get_no_calls_but_the_programs(
+def test_foreign_wrappers_get_only_the_programs_calls(
     engine: EngineName, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     model, called, original = nn.Linear(4, 1), list[str](), nn.Module.__call__

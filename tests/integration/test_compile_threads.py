@@ -1,4 +1,4 @@
-"""What torch.compile has compiled runs compiled on other threads too while the native engine calls Python."""
+"""Functions compiled by torch.compile stay compiled on other threads too while the native engine calls Python."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_function_goes_on_compiled_while_another_thread_asks_for_a_name(monkey
 
         return run
 
-    @skip_frame  # `torch.compiler.disable` turns the compiler off for what it calls
+    @skip_frame  # `torch.compiler.disable` turns the compiler off for the functions that it calls
     def meet() -> None:
         if meets:
             within.set()

@@ -1,4 +1,4 @@
-"""Compiled functions: spans with their backward, and nothing changed of what torch.compile captures."""
+"""Compiled functions: spans with their backward, and the same graphs captured by torch.compile."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def told(recording: modtrace.Recording) -> list[tuple[str, str, int]]:
     return [(span.phase, span.fqn, span.depth) for span in recording.timeline().spans]
 
 
-# Of what inductor imports.
+# Warnings from imports of inductor.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("compiled_first", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
@@ -63,7 +63,7 @@ def test_a_compiled_function_is_a_span_with_its_backward(engine: Any, backend: s
     assert [span.module_class for span in recording.timeline().spans] == ["CompiledFunction"] * 4
 
 
-def test_what_was_compiled_is_seen_by_recordings_alone_and_once_by_each(engine: Any) -> None:
+def test_compiled_functions_are_seen_only_by_recordings_and_once_by_each(engine: Any) -> None:
     compiled = torch.compile(compute_loss, backend="aot_eager")
     loss = compiled(X)
     recordings, called = [], []
@@ -95,7 +95,7 @@ def test_hooks_of_modules_do_not_see_a_compiled_function(engine: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_a_compiled_part_of_a_module_without_a_name_of_its_own_is_that_modules(engine: Any) -> None:
+def test_a_compiled_part_without_a_name_of_its_own_belongs_to_its_module(engine: Any) -> None:
     class Around(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -121,7 +121,7 @@ def test_a_compiled_part_of_a_module_without_a_name_of_its_own_is_that_modules(e
 
 
 def label_of(method: str) -> str:
-    """Return the label of a compiled method's region: before Python 3.11 code does not say of which class it is."""
+    """Return the label of a compiled method's region: before Python 3.11, code does not name its class."""
     return method if hasattr(compute_loss.__code__, "co_qualname") else method.rpartition(".")[2]
 
 
@@ -136,7 +136,7 @@ class Base(nn.Module):
 
 
 class Heir(Base):
-    """What it calls is compiled: a method that it inherits, and a function that has a part of it in a variable."""
+    """Its calls are compiled: a method that it inherits, and a function with one of its parts in a variable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,10 +171,10 @@ def test_modules_of_a_compiled_method_are_named_as_parts_of_its_module_and_it_by
     ]
 
 
-# Of what inductor imports.
+# Warnings from imports of inductor.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 def test_a_compiled_step_of_an_optimizer_is_named_by_its_class(engine: Any) -> None:
-    optimizer = torch.optim.AdamW(net.parameters())  # it has its step from Adam
+    optimizer = torch.optim.AdamW(net.parameters())  # inherits its step from Adam
     net(X).sum().backward()
     with modtrace.record(engine=engine) as recording:
         torch.compile(optimizer.step, backend="eager")()
@@ -213,9 +213,9 @@ def compiled_modules(timeline: modtrace.Timeline) -> list[tuple[str, str, int | 
     ]
 
 
-# Of torch's own at a graph's break, which it means to hide.
+# A warning of torch's own at a graph break, which torch means to hide.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_compiled_span_tells_the_modules_inside(engine: Any, tmp_path: Path) -> None:
+def test_a_compiled_span_lists_the_modules_inside(engine: Any, tmp_path: Path) -> None:
     parts = torch.compile(Parts(), backend="aot_eager")
     sequential = torch.compile(nn.Sequential(nn.Linear(4, 4), Net()), backend="eager")
     function = torch.compile(compute_loss, backend="aot_eager")
@@ -227,7 +227,7 @@ def test_a_compiled_span_tells_the_modules_inside(engine: Any, tmp_path: Path) -
         function(X).backward()
         eager(X)
 
-    # What is compiled in one recording is known to the next one.
+    # Regions compiled in one recording are known to the next one.
     with modtrace.record(engine=engine):
         step()
     with modtrace.record(engine=engine) as recording:
@@ -250,7 +250,7 @@ def test_a_compiled_span_tells_the_modules_inside(engine: Any, tmp_path: Path) -
         assert compiled_modules(modtrace.load(tmp_path / name)) == expected
 
 
-def test_what_is_compiled_between_recordings_is_known_to_the_next(engine: Any) -> None:
+def test_regions_compiled_between_recordings_are_known_to_the_next(engine: Any) -> None:
     with modtrace.record(engine=engine):
         pass
     compiled = torch.compile(compute_loss, backend="aot_eager")
@@ -263,7 +263,7 @@ def test_what_is_compiled_between_recordings_is_known_to_the_next(engine: Any) -
 
 
 class Loader:
-    """What AOTInductor's package of a function of one tensor loads."""
+    """Stand-in for AOTInductor's loaded package of a function of one tensor."""
 
     def get_call_spec(self) -> list[str]:
         inside = pytree.tree_structure(((X,), {}))
@@ -273,7 +273,7 @@ class Loader:
         return [inputs.pop() + 1]
 
 
-# Of torch's own code for the structure of arguments.
+# A warning from torch's own code for the structure of arguments.
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")
 def test_a_packaged_model_is_a_span_whenever_it_is_called(engine: Any) -> None:
     make: Any = vars(package)["AOTICompiledModel"]

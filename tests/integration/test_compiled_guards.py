@@ -1,4 +1,4 @@
-"""What torch.compile asks at each call of what it made: a recording adds no guard to that, but for a few by name."""
+"""Guards of torch.compile at each call of compiled code: a recording adds none, apart from a few by name."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ print(json.dumps({name: during[name][0] - alone[name][0] for name in STEPS}))
 
 
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.9", reason="torch 2.8 asks optimizers for what they lack")
-def test_what_is_compiled_in_a_recording_has_the_guards_that_it_has_without(engine: EngineName) -> None:
+def test_code_compiled_in_a_recording_has_the_same_guards_as_without(engine: EngineName) -> None:
     more = json.loads(run_forked("-W", "ignore", "-c", COUNT, engine).stdout)
 
     assert (more.pop("forward"), more.pop("step")) == (0, 0)
-    # The limits that the README of recording/ names; none on a torch that guards less.
+    # The limits that the README of recording/ names; no guards on a torch that guards less.
     limits = {"hooked": 5 * (engine == "python"), "clip": 4, "switch": 5}
     assert all(more[name] <= limit for name, limit in limits.items()), more

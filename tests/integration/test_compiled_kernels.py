@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Block(nn.Module):
-    """Products of no other block's shapes: `width` and `inner` tell whose a product is."""
+    """Products with shapes that no other block has: `width` and `inner` identify their owner."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 
 OWNERS = {96: "Net.blocks.0", 160: "Net.blocks.1", 7: "Net.head"}
-"""By a size that only its products have: which module they are in."""
+"""The module of a product, by a size that only this module's products have."""
 X = torch.ones(64, 32)
 
 
@@ -91,7 +91,7 @@ class Convolutions(nn.Module):
 
 
 class Sums(nn.Module):
-    """Its products are added to something, forward and backward: Inductor makes one node of each such pair."""
+    """Its products are added to other tensors, forward and backward: Inductor makes one node of each such pair."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Merged:
         self.base = json.loads((folder / "profile.json").read_text())["baseTimeNanoseconds"]
 
     def kernels(self) -> list[dict[str, Any]]:
-        """Return what a compiled graph calls, none inside another, from the trace alone."""
+        """Return the events inside calls of compiled graphs, none inside another, from the trace alone."""
         found = []
         for call in [e for e in self.events if e["name"].startswith("## Call CompiledFxGraph")]:
             until, last = call["ts"], call["ts"] + call["dur"]
@@ -161,11 +161,11 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
         span = merged.around(event)
         assert span is not None
         assert span.fqn.rpartition(".")[0] == owner if owner != "Net.head" else span.fqn == owner
-        # Only products of forward add a bias.
+        # Only products in forward add a bias.
         assert (span.phase == "backward") == (event["name"] == "aten::mm")
         phases[owner, span.phase] += 1
         times[owner] += event["dur"] * 1000
-    # In two steps: two products of a block, which the checkpoint runs again, and two of each in backward.
+    # Two steps: two products per block, which the checkpoint reruns, and two of each in backward.
     assert phases == {
         ("Net.blocks.0", "forward"): 4,
         ("Net.blocks.0", "backward"): 8,
@@ -182,7 +182,7 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
     for fqn, took in times.items():
         linears = [merged.rows[name] for name in (f"{fqn}.up", f"{fqn}.down", fqn) if name in merged.rows]
         linears = linears[:2] if len(linears) == 3 else linears
-        # What is not divided are its products, and perhaps sums for a bias.
+        # Time that is not divided is of the products, and perhaps of sums for a bias.
         assert sum(own_ns(row) - (row.kernel_ns_divided or 0) for row in linears) >= took * 0.999
     assert merged.rows["Net.blocks.1.norm"].divided_share
     fused = {span.fqn for span in merged.timeline.spans if span.module_class == FUSED}
@@ -192,10 +192,10 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
     assert "divided by the bytes" in merged.timeline.summary().tables["compiled"].to("text")
 
     calls = Counter((span.fqn, span.phase, span.call) for span in merged.timeline.spans)
-    assert max(calls.values()) > 1  # kernels of others run in between
+    assert max(calls.values()) > 1  # kernels of other modules run in between
     samples = take_samples(merged.timeline)
     assert {count for counts in samples.calls.values() for count in counts.tolist()} == {1}
-    # A comparison has each module of the eager model, with what is its of fused kernels, and nothing else.
+    # A comparison has each module of the eager model, with its part of fused kernels, and nothing else.
     compiled_modules = {fqn for fqn, phase in samples.self_ns if phase != "recompute"}
     assert compiled_modules == {".".join(filter(None, ("Net", name))) for name, _ in model.named_modules()} - {
         "Net.blocks"
@@ -214,12 +214,12 @@ def test_products_that_are_part_of_a_sum(tmp_path: Path) -> None:
         merged = Merged(torch.compile(Sums()), tmp_path)
 
     products = [event for event in merged.kernels() if event["name"] in ("aten::mm", "aten::addmm")]
-    # In each of two steps: what is added to x, and the gradient of one of two that reach the first.
+    # In each of two steps: the product that is added to x, and one of the two gradients that reach `first`.
     assert sum(event["name"] == "aten::addmm" for event in products) == 4
     spans = [merged.around(event) for event in products]
     assert Counter((span.fqn, span.phase) for span in spans if span is not None) == {
         ("Sums.first", "forward"): 2,
-        ("Sums.first", "backward"): 2,  # X wants no gradient
+        ("Sums.first", "backward"): 2,  # X needs no gradient
         **{(f"Sums.{name}", "forward"): 2 for name in ("left", "right", "last")},
         **{(f"Sums.{name}", "backward"): 4 for name in ("left", "right", "last")},
     }
@@ -233,9 +233,9 @@ class Products(nn.Module):
 def owners_as_written(
     model: nn.Module, x: Tensor, *, backward: bool = False, dynamic: bool | None = None, **how: object
 ) -> list[list[str]]:
-    """Return the modules of each kernel that Inductor writes of a call without gradients, or of its backward.
+    """Return the modules of each kernel that Inductor writes for a call without gradients, or for its backward.
 
-    It compiles none.
+    No kernel is compiled.
     """
     lowered = torch._functorch.config.patch(force_non_lazy_backward_lowering=backward)
     configured, gradients = torch._inductor.config.patch(how), torch.set_grad_enabled(backward)
@@ -248,15 +248,15 @@ def owners_as_written(
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_templates_of_products_are_of_their_module_alone() -> None:
-    # Inductor says that a template is of all that its inputs come from.
+def test_templates_of_products_belong_only_to_their_module() -> None:
+    # Inductor attributes a template to all modules that its inputs come from.
     model = nn.Sequential(nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32), Products()).eval()
     how: dict[str, Any] = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
     assert owners_as_written(model, torch.ones(4, 32, 32), **how) == [["0", "1"], ["2"], ["3"], ["3"], ["3"]]
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_weights_that_are_laid_out_otherwise_are_of_who_uses_them() -> None:
+def test_weights_with_another_layout_belong_to_the_modules_that_use_them() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
     owners = owners_as_written(model, torch.ones(2, 3, 16, 16))
     assert owners[0] == ["0"]
@@ -264,15 +264,15 @@ def test_weights_that_are_laid_out_otherwise_are_of_who_uses_them() -> None:
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_sizes_that_vary_are_nothing_that_a_kernel_reads() -> None:
+def test_dynamic_sizes_are_not_inputs_of_a_kernel() -> None:
     model = nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Sigmoid())
     owners = owners_as_written(model, torch.ones(3, 4, 32), dynamic=True)
     assert [set(own) for own in owners] == [{"0"}, {"1", "2"}]
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_a_kernel_is_of_pooling_whose_inputs_it_does_not_read() -> None:
-    # The operator of backward takes what was pooled, but reads its shape alone.
+def test_a_kernel_belongs_to_pooling_even_if_it_does_not_read_the_inputs() -> None:
+    # The operator in backward gets the input of pooling, but reads only its shape.
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Tanh())
     first, *_ = owners_as_written(model, torch.ones(2, 3, 18, 18), backward=True)
     assert set(first) == {"0", "1", "2"}
@@ -284,7 +284,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_what_inductor_makes_of_a_product_before_a_softmax_is_of_its_module() -> None:
+def test_kernels_of_a_product_before_a_softmax_belong_to_its_module() -> None:
     owners = owners_as_written(nn.Sequential(nn.Linear(32, 8), Scaled(), nn.Tanh()), torch.ones(4, 32))
     assert [set(own) for own in owners] == [{"0"}, {"1"}, {"1"}, {"2"}]
 
@@ -300,8 +300,8 @@ class Written(nn.Module):
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_operators_that_write_to_what_they_are_given() -> None:
-    # Inductor says of which nodes a kernel is but where it calls such an operator.
+def test_operators_that_write_to_their_inputs() -> None:
+    # Inductor names the nodes of a kernel, except if it calls such an operator.
     model = nn.Sequential(nn.Linear(32, 32), Written(), nn.Linear(32, 8))
     owners = owners_as_written(model, torch.ones(4, 32), fallback_random=True)
     assert owners == [["1"], ["1"], ["0"], ["1"], ["1"], ["1"], ["2"]]
@@ -336,8 +336,8 @@ class Gated(nn.Module):
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_what_a_kernel_reads_is_not_computed_in_it() -> None:
-    # Inductor says that what reads a view is also of all that made this, where the view came before its memory.
+def test_inputs_of_a_kernel_are_not_computed_in_it() -> None:
+    # Inductor attributes a view's reader also to all nodes that made the view, if the view came before its memory.
     assert owners_as_written(Gated(), torch.ones(4, 8, 32)) == [["first"], ["act"], ["last"], ["mix"]]
 
 
@@ -353,7 +353,7 @@ class Relative(nn.Module):
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_what_a_kernel_computes_at_places_that_it_counts_itself() -> None:
+def test_a_kernel_that_computes_its_own_indexes() -> None:
     owners = owners_as_written(Relative(), torch.ones(4, 32))
     assert {module for own in owners for module in own} == {"", "bias", "act"}
 
@@ -448,7 +448,7 @@ print(repr((args, notes, sorted({span.phase for span in spans if span.fqn == "Se
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_why_kernels_have_no_modules_is_said_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_for_kernels_without_modules_name_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
     def told(how: str, run: Callable[..., CompletedProcess[str]] = run_forked) -> tuple[set[str], list[str], list[str]]:

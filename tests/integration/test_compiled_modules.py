@@ -1,4 +1,4 @@
-"""What modules do inside of what torch.compile made: FLOPs as in eager, and nothing of torch.compile changed."""
+"""Modules inside compiled regions: the same FLOPs as in eager mode, and torch.compile is unchanged."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_flops_inside_are_those_of_eager(engine: Any, backend: str, tmp_path: Pa
 
 
 class OfNoSelf(nn.Module):
-    """Its calls do not call it `self`, and go on after a graph break."""
+    """Its methods do not name their instance `self`, and go on after a graph break."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def returning_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Decorated(nn.Module):
-    """What torch compiles is the decorator around its `forward`, as in transformers."""
+    """torch compiles the decorator around its `forward`, as in transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Decorated(nn.Module):
 
 
 class Breaking(nn.Module):
-    """Its graph breaks inside of a part: torch keeps the next part on its stack."""
+    """Its graph breaks inside a part: torch keeps the next part on its stack."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Breaking(nn.Module):
 
 
 class AroundBreaks(nn.Module):
-    """What goes on after a break has parts in variables of this module's call, or on the stack."""
+    """The code after a break has parts in variables of this module's call, or on the stack."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Wrapped(nn.Module):
 
 
 class Tied(nn.Module):
-    """Parts that are in it twice: torch comes to them by the second place too."""
+    """Parts that it contains twice: torch reaches them by the second path too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ def test_modules_of_a_compiled_function_are_named_by_its_variables(engine: Any) 
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_what_a_checkpoint_runs_again_is_recompute(engine: Any) -> None:
+def test_calls_that_a_checkpoint_reruns_are_recompute(engine: Any) -> None:
     with modtrace.record(engine=engine) as recording:
         step(torch.compile(Checkpointed(), backend="aot_eager"))
 
@@ -326,7 +326,7 @@ def test_attention_that_inductor_fuses_is_its_modules_and_counts_once() -> None:
         step(torch.compile(nn.Sequential(nn.Linear(32, 96), AttentionByHand())))
 
     rows = {row.fqn: row for row in inside(recording.timeline())}
-    # To find it, Inductor compiles pieces of that kind itself. What it makes of it computes q k again in backward:
+    # Inductor compiles pieces of that kind itself, to find it. The compiled attention computes q k again in backward:
     flops = 2 * 4 * 2 * 2 * 16 * 16 * 16
     attention, linear = rows["Sequential.1"], 2 * 4 * 16 * 32 * 96
     assert (attention.flops_forward, attention.flops_backward, attention.flops_recompute) == (flops, 5 * flops // 2, 0)
@@ -337,7 +337,7 @@ def test_attention_that_inductor_fuses_is_its_modules_and_counts_once() -> None:
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_each_graph_is_told_and_shapes_that_vary_have_no_flops(engine: Any) -> None:
+def test_each_graph_is_listed_and_dynamic_shapes_have_no_flops(engine: Any) -> None:
     model = torch.compile(MLP(), backend="aot_eager")
     with modtrace.record(engine=engine) as recording:
         for size in (2, 3, 5):
@@ -349,7 +349,7 @@ def test_each_graph_is_told_and_shapes_that_vary_have_no_flops(engine: Any) -> N
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_a_graph_from_a_cache_is_said_to_be_unknown(engine: Any) -> None:
+def test_a_graph_from_a_cache_is_reported_as_unknown(engine: Any) -> None:
     if not torch._functorch.config.enable_autograd_cache:
         pytest.skip("AOTAutograd has no cache")
     model = MLP()
@@ -371,7 +371,7 @@ def test_a_graph_from_a_cache_is_said_to_be_unknown(engine: Any) -> None:
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_a_backend_without_aot_autograd_is_said_to_be_unknown(engine: Any) -> None:
+def test_a_backend_without_aot_autograd_is_reported_as_unknown(engine: Any) -> None:
     with modtrace.record(engine=engine) as recording:
         torch.compile(MLP(), backend="eager")(X)
 
@@ -380,7 +380,7 @@ def test_a_backend_without_aot_autograd_is_said_to_be_unknown(engine: Any) -> No
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_what_a_version_of_torch_lacks_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_that_a_version_of_torch_lacks_are_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = sys.modules[compiled_graphs.GRAPHS_MODULE]
     with modtrace.record(engine=engine) as recording:
         monkeypatch.setattr(compiled_graphs, "_COMPILE_FUNCTIONS", ("_of_another_version",))
@@ -392,7 +392,7 @@ def test_what_a_version_of_torch_lacks_is_named(engine: Any, monkeypatch: pytest
     assert reason == f"torch {torch.__version__} does not pass graphs by _of_another_version"
 
 
-def test_an_error_of_ours_is_not_the_users(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_inside_modtrace_does_not_reach_the_user(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_graphs, "formula_by_operator", lambda: 1 / 0)
     with modtrace.record(engine=engine) as recording:
         step(torch.compile(MLP(), backend="aot_eager"))
@@ -450,14 +450,14 @@ def test_losses_and_counters_are_those_without_modtrace(tmp_path: Path, monkeypa
 
     assert [run[:2] for run in plain] == [run[:2] for run in recorded]
     assert [len(losses) for losses, *_ in plain] == [5, 5]
-    # Before the recording, the first of its process or not; then in it.
+    # Before the recording (the first of its process or not), then in it.
     lacks = compiled_graphs._missing()  # on torch 2.8
     assert [unknown[0] for *_, unknown in recorded] == ["compiled before the first recording", lacks]
     assert {unknown for *_, run in recorded for unknown in run[1:]} == {lacks}
 
 
 @pytest.mark.usefixtures("passed_graphs")
-def test_reading_takes_two_hundredths_of_compiling_at_most(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_takes_at_most_two_percent_of_compiling(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read_ns, original = [0], compiled_graphs._add_nodes
 
     def add_nodes(*args: Any, **kwargs: Any) -> None:
@@ -475,7 +475,7 @@ def test_reading_takes_two_hundredths_of_compiling_at_most(engine: Any, monkeypa
     assert 0 < read_ns[0] < 0.02 * took_ns
 
 
-def test_a_call_of_a_region_runs_no_more_of_ours(engine: Any) -> None:
+def test_a_call_of_a_region_runs_no_further_code_of_modtrace(engine: Any) -> None:
     model = torch.compile(MLP(), backend="aot_eager")
     called: list[str] = []
 
@@ -495,7 +495,7 @@ def test_a_call_of_a_region_runs_no_more_of_ours(engine: Any) -> None:
     assert called == ["call"]
 
 
-def test_metadata_that_is_nothing_of_the_kind_is_left_out() -> None:
+def test_malformed_metadata_is_left_out() -> None:
     work = [["a: A", 1, 0, 0, -1, 0, 0], ["a.b: B", 1, 0, 0, 5, 0, 0], ["x" * 2000, 1, 0, 0, 0, 0, 0]]
     for value in (None, 3, [1], {"Net": 3}, {"Net": [None, 4]}):
         assert compiled_modules(fit_metadata({"compiled": value})) == []

@@ -1,4 +1,4 @@
-"""Steps that nobody marks, where what an optimizer does is compiled."""
+"""Unmarked steps, with compiled optimizers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import modtrace
 X = torch.ones(2, 4)
 Train = Callable[[], object]
 
-# Of torch's own.
+# Warnings of torch's own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
 
 
 class Whole(torch.optim.Optimizer):
-    """Its step has no break: it is compiled together with what calls it."""
+    """Its step has no break: it is compiled together with its caller."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -49,7 +49,7 @@ class InParts(torch.optim.Optimizer):
 
 
 class Uncompiled(torch.optim.Optimizer):
-    """Nothing of its step can be compiled."""
+    """No part of its step can be compiled."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -92,7 +92,7 @@ def compiled_training(optimizer: torch.optim.Optimizer, net: nn.Module) -> Train
 
 
 def compiled_part(optimizer: torch.optim.Optimizer, net: nn.Module) -> Train:
-    """The optimizer's step itself is not compiled, what it calls twice is."""
+    """The optimizer's step itself is not compiled; a function that it calls twice is."""
     parameters = list(net.parameters())
 
     @torch.compile(backend="eager")
@@ -127,7 +127,7 @@ def compiled_part(optimizer: torch.optim.Optimizer, net: nn.Module) -> Train:
         (Uncompiled, compiled_training),
     ],
 )
-def test_a_compiled_step_of_an_optimizer_is_told_once(
+def test_a_compiled_step_of_an_optimizer_counts_once(
     engine: Any,
     make_optimizer: Callable[[Any], torch.optim.Optimizer],
     make_training: Callable[[torch.optim.Optimizer, nn.Module], Train],
@@ -150,7 +150,7 @@ def test_a_compiled_step_of_an_optimizer_is_told_once(
     assert [forward.count(step) for step in range(3)] == [len(forward) // 3] * 3
 
 
-def test_a_step_that_is_compiled_into_a_larger_graph_is_told_by_its_backward_pass(engine: Any) -> None:
+def test_a_step_compiled_into_a_larger_graph_is_recognized_by_its_backward_pass(engine: Any) -> None:
     net = nn.Linear(4, 4)
     train = compiled_training(Whole(net.parameters()), net)
 

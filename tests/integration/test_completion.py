@@ -1,4 +1,4 @@
-"""What the shell offers, asked of a real bash by the function that it calls on a tab."""
+"""Completions of the shell, from a real bash, by the function that it calls on a tab."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def offered(words: list[str], folder: Path) -> list[str]:
-    """Return what bash offers for the last of the words."""
+    """Return bash's completions of the last of the words."""
     (folder / "modtrace").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m modtrace "$@"\n')
     (folder / "modtrace").chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
@@ -52,7 +52,7 @@ def test_bash_completes(line: list[str], expected: list[str], tmp_path: Path) ->
     assert offered(line, tmp_path) == expected
 
 
-def test_bash_completes_files_itself_where_a_file_is_due(tmp_path: Path) -> None:
+def test_bash_completes_files_itself_if_a_file_is_expected(tmp_path: Path) -> None:
     environment = {**os.environ, "_MODTRACE_COMPLETE": "bash_complete"}
     for words in ("modtrace run --engine native tr", "modtrace run --host-name train.py da", "modtrace run --ring "):
         asked = subprocess.run(

@@ -20,9 +20,9 @@ from tests.support.test_scale import PROMISED, scaled
 from tests.support.timelines import gpt2_timeline
 
 MAX_PEAK_BYTES = 300_000_000
-"""Above what a command takes for a file of a kilobyte."""
+"""Limit above the peak of the same command for a file of a kilobyte."""
 
-# The peak of this process alone: what `getrusage` says includes the process that started it, until it ran Python.
+# The peak of this process alone: `getrusage` includes the process that started it, from the time before Python ran.
 COMMAND = """
 import sys
 from modtrace.cli import main
@@ -39,7 +39,7 @@ BOMB_BYTES = scaled(150, 300, 2000) << 20
 
 
 def run(command: str, path: Path, folder: Path, timeout_s: float = 120) -> tuple[int, str, int]:
-    """Return the exit code, what was printed, and the peak of memory in bytes."""
+    """Return the exit code, the output, and the peak of memory in bytes."""
     more: dict[str, list[str | Path]] = {
         "convert": [folder / "out.json"],
         "merge": ["-o", folder / "out.pftrace"],
@@ -56,7 +56,7 @@ def zeros(count: int) -> Iterator[bytes]:
 
 
 def packed(path: Path, *parts: bytes, fill: bytes = b" ") -> Path:
-    """Gzip some bytes, with many of one byte where a part is empty."""
+    """Gzip the parts, with many bytes of `fill` in place of an empty part."""
     with gzip.open(path, "wb", compresslevel=9) as file:
         for part in parts:
             if part:
@@ -84,7 +84,7 @@ def json_bomb_of_text(path: Path) -> Path:
 
 
 def packets_bomb(path: Path) -> Path:
-    # A packet of 1 MiB in which nothing is: a field that nobody knows.
+    # A packet of 1 MiB without content: a field with an unknown number.
     packet = b"\xfa\xff\x3f" + varint((1 << 20) - 7)
     with gzip.open(path.with_suffix(".pftrace.gz"), "wb", compresslevel=9) as file:
         for _ in range(BOMB_BYTES >> 20):
@@ -199,13 +199,13 @@ CRAFTED: dict[str, Callable[[Path], Path]] = {
     "packet-of-short-names": plain(".pftrace", one_packet(b"\x62", b"\x12\x00" * (5 << 20))),
     "packet-of-short-args": plain(".pftrace", one_packet(b"\x5a", SHORT_FIELDS)),
 }
-# Shown in the Perfetto UI as they are, of which nothing is unpacked or read here.
+# The Perfetto UI shows these files as they are: nothing of them is unpacked or read here.
 VIEWED_AS_THEY_ARE = ("packet-", "text-200MB-in-saved-head", "nested-in-saved-head")
 
 
 @pytest.fixture(scope="module")
 def usual_peak(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """What each command takes for a small file."""
+    """Peak of each command for a small file."""
     folder = tmp_path_factory.mktemp("usual")
     recording(("Net", 900, 2100, 0)).save(folder / "saved.pftrace")
     modules = x("python_function", "nn.Module: Net_0", 900, 2100, Python_module_id=0)
@@ -223,7 +223,7 @@ def test_a_crafted_file_is_a_named_error_in_bounded_memory(
     name: str, usual_peak: dict[str, int], tmp_path: Path
 ) -> None:
     path = CRAFTED[name](tmp_path / "crafted")
-    # As a rule two commands, and in turn one of those that read as `convert` does.
+    # Usually two commands, and in turn one of those that read as `convert` does.
     others = [command for command in COMMANDS if command not in ("check", "merge")]
     for command in COMMANDS if PROMISED else ("check", "merge", others[list(CRAFTED).index(name) % len(others)]):
         if command == "view" and name.startswith(VIEWED_AS_THEY_ARE):

@@ -1,4 +1,4 @@
-"""Processes that die at random moments of a recording: their ring has every call that they said is over."""
+"""Processes that die at random moments of a recording: their ring has every call that they reported as finished."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.test_scale import scaled
 from tests.support.trace_processor import TraceProcessor
 
 KILLS = int(os.environ.get("MODTRACE_TEST_KILLS", scaled(36, 204, 2_000)))
-"""Over all ways to die and both engines."""
+"""Number over all ways to die and both engines."""
 EACH = max(1, KILLS // (2 * len(DEATHS)))
 
 STATUS = {

@@ -1,4 +1,4 @@
-"""`modtrace demo` as a user starts it: what it prints, its trace, its model, what the README shows."""
+"""`modtrace demo` as a user starts it: its output, its trace, its model, and the sample in the README."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The trace that `modtrace demo` wrote, and what it printed."""
+    """The trace that `modtrace demo` wrote, and its output."""
     folder = tmp_path_factory.mktemp("demo")
     done = run_forked("-m", "modtrace", "demo", cwd=folder, env=python_environment(COLUMNS="120"))
     return folder / "demo.json", done.stdout
@@ -90,7 +90,7 @@ def test_it_says_how_to_give_a_recording_to_others(monkeypatch: pytest.MonkeyPat
     assert share_hint("Bug.ZIP").startswith("To show it to others, give them Bug.ZIP: they open the viewer.html in it")
 
 
-def test_the_next_step_names_the_command_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_step_names_the_command_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     assert next_step_hint("demo.json").startswith(f"Next: {tmp_path}/python -m modtrace summary demo.json; to")
@@ -100,10 +100,10 @@ def test_the_next_step_names_the_command_where_it_is(tmp_path: Path, monkeypatch
 
 def test_the_readme_shows_what_summary_prints(demo: tuple[Path, str]) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    shown = readme[readme.index("part of a step") :].partition("```")[0]  # below what stands out
+    shown = readme[readme.index("part of a step") :].partition("```")[0]  # below the findings
     printed = modtrace.load(demo[0]).summary().tables["parts"].to("text")
 
-    # Times differ from run to run; which parts a step of the demo has does not, but for garbage collections.
+    # Times differ from run to run; the parts of a step of the demo do not, apart from garbage collections.
     lines = [line.split("  ", 1) for line in shown.splitlines() if "  " in line]
     heading, *rows = ([part, *cells.split()] for part, cells in lines)
     parts = [line.split("  ")[0] for line in printed.splitlines()]

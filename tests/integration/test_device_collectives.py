@@ -1,4 +1,4 @@
-"""Collectives on a device that pretends: tensors of C++, and a group whose collectives are kernels, as NCCL's are."""
+"""Collectives on a simulated device: tensors of C++, and a group whose collectives are kernels, as NCCL's are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.python_process import run_python
 from tests.support.test_scale import PYTHON_IN_FULL
 
 pytestmark = [
-    pytest.mark.usefixtures("native_engine"),  # as the same compiler and headers are needed
+    pytest.mark.usefixtures("native_engine"),  # the same compiler and headers are needed
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed"),
 ]
 MS = 1_000_000
@@ -107,7 +107,7 @@ def run(libraries: tuple[Path, Path], engine: str, scenario: str, tmp_path: Path
 
 
 @PYTHON_IN_FULL
-def test_which_device_runs_a_collective_is_told_and_all_are_counted_together(
+def test_the_device_of_a_collective_is_known_and_all_are_counted_together(
     libraries: tuple[Path, Path], engine: EngineName, tmp_path: Path
 ) -> None:
     rows = run(libraries, engine, "counted", tmp_path)["rows"]
@@ -118,11 +118,11 @@ def test_which_device_runs_a_collective_is_told_and_all_are_counted_together(
     ]
 
 
-def test_device_times_tell_when_a_collective_was_complete(libraries: tuple[Path, Path], tmp_path: Path) -> None:
+def test_device_times_include_the_completion_of_collectives(libraries: tuple[Path, Path], tmp_path: Path) -> None:
     told = run(libraries, "native", "timed", tmp_path)
 
     done = {counter: done_ns for _, counter, device, _, is_wait, done_ns in told["rows"] if device and not is_wait}
-    # Events: of the module 0, 3, 8 and 11; of its collectives 1, 2, 9 and 10; two begin that are waited for, 4 and 5;
+    # Events: the module's are 0, 3, 8 and 11; its collectives' 1, 2, 9 and 10; 4 and 5 start two that are waited for;
     # 6 and 7 are around the wait.
     assert len(told["truth"]) == 12
     assert sorted(done) == [0, 2, 3, 4]
@@ -142,7 +142,7 @@ def test_where_says_in_which_collective_a_device_is(libraries: tuple[Path, Path]
         while True:
             assert process.poll() is None
             (stream,) = read_rank_state(ring).streams
-            # Before, it may be in the first one, or that not be read.
+            # Before that, the stream may be in the first collective, or not be read yet.
             if stream.is_known and stream.collective and stream.queued == 0:
                 break
         shown = run_python("-m", "modtrace", "where", ring).stdout

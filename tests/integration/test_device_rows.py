@@ -1,4 +1,4 @@
-"""Rows of device times through everything that reads, chooses, compares and writes them; all times by a formula."""
+"""Rows of device times through every reader, filter, comparison and writer; all times follow a formula."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SPANS = [
     ("gpu 0 · stream 0", "Net.0", "recompute", 10, 13),
     ("gpu 0 · stream 0", "Net.0.mlp", "recompute", 11, 12),
 ]
-"""Of a step, with the events at which each begins and ends."""
+"""Spans of a step, with the events at which each starts and ends."""
 
 
 def reached(step: int, event: int) -> int:
-    """When the device comes by an event, as `device_steps` has it."""
+    """Return when the device reaches an event, as `device_steps` has it."""
     number = _EVENTS_OF_A_STEP * step + event
     return 2_000 + 3_000 * (16 * step + event + 1) + number % 7
 
@@ -65,14 +65,14 @@ def timeline() -> Timeline:
 
 def test_steps_and_modules_choose_from_streams_as_from_threads(timeline: Timeline) -> None:
     assert rows(timeline) == expected(range(3))
-    # What the host queued in a step is of that step, wherever the device is meanwhile.
+    # Work that the host queued in a step belongs to that step, whenever the device runs it.
     assert rows(timeline.steps(1, 2)) == expected([1])
     assert rows(timeline.only("Net.0*")) == [row for row in expected(range(3)) if row[1].startswith("Net.0")]
     outermost = [("Loader", "forward"), ("Net", "forward"), ("Net", "backward")]
     assert rows(timeline.only(max_depth=1)) == [row for row in expected(range(3)) if (row[1], row[2]) in outermost]
 
 
-def test_a_window_cuts_what_a_device_did_at_its_edges(timeline: Timeline) -> None:
+def test_a_window_cuts_the_work_of_a_device_at_its_edges(timeline: Timeline) -> None:
     start, end = reached(0, 9), reached(0, 11)
 
     window = timeline.window(WALL + start, WALL + end)
@@ -123,13 +123,13 @@ def test_a_diff_compares_streams_apart_from_threads(timeline: Timeline, tmp_path
 
     on_gpu = {(change.fqn, change.phase): change for change in changes if change.phase.startswith("GPU")}
     assert set(on_gpu) == {(fqn, f"GPU {phase}") for _, fqn, phase, _, _ in _SPANS}
-    # Of three steps the first warms up: the median of the others' times.
+    # The first of three steps warms up: the median is of the others' times.
     own = [reached(step, 12) - reached(step, 11) for step in range(3)]
     mlp = on_gpu["Net.0.mlp", "GPU recompute"]
     assert min(own) <= mlp.base_ns <= max(own)
 
 
-def test_a_report_has_the_streams_and_what_was_lost_of_them(timeline: Timeline, tmp_path: Path) -> None:
+def test_a_report_has_the_streams_and_their_losses(timeline: Timeline, tmp_path: Path) -> None:
     timeline.save(tmp_path / "bug.zip")
 
     reported = modtrace.load(tmp_path / "bug.zip")

@@ -1,4 +1,4 @@
-"""Device times where the device takes no more work, or does not answer; nothing of the training waits for that."""
+"""Device times if the device takes no more work, or does not answer; nothing in the training waits for that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(library: Path, scenario: str) -> list[str]:
-    """Run it to its end, which it reaches only where nothing waits for good; return what device times logged."""
+    """Run a scenario to its end, which it reaches only if nothing waits forever; return the log of device times."""
     done = run_forked("-m", "tests.support.device_times_job", scenario, library, 0, json.dumps({}))
     return [line for line in done.stderr.splitlines() if "device_times: " in line]
 
@@ -38,7 +38,7 @@ def test_nothing_else_waits(library: Path, scenario: str) -> None:
     assert run(library, scenario) == []
 
 
-def test_a_call_that_waited_past_its_recording_is_no_call_of_the_next(library: Path) -> None:
+def test_a_call_that_waited_past_its_recording_is_not_in_the_next(library: Path) -> None:
     assert run(library, "forward_waits_behind_the_end") == []
 
 
@@ -49,5 +49,5 @@ def test_a_reader_that_the_device_never_answers_is_left_alone_with_it(library: P
 
 
 @pytest.mark.skipif("isStreamCapturing" not in GUARD.read_text("utf-8"), reason="this torch's devices do not tell")
-def test_a_stream_that_does_not_tell_is_taken_to_capture(library: Path) -> None:
+def test_a_stream_of_unknown_state_is_assumed_to_capture(library: Path) -> None:
     assert run(library, "does_not_tell_captures") == []

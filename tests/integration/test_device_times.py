@@ -1,4 +1,4 @@
-"""Device times, on a device that pretends: its kernels take what the layers say, and its clock is a known formula."""
+"""Device times on a simulated device: its kernels take the times that the layers set, and its clock has a formula."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STREAM = "gpu 0 · stream 0"
 FORWARD = [("Net", 4 * MS), ("Net.a", 1 * MS), ("Net.b", 3 * MS)]
 BACKWARD = [("Net", 6 * MS), ("Net.b", 4 * MS), ("Net.a", 2 * MS)]
 GUARD = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
-# Events: enters and exits of Net, a and b; the loss, b and a in backward; the pass is over.
+# Events: enters and exits of Net, a and b; the loss, b and a in backward; the end of the pass.
 EDGES = [(0, 5), (1, 2), (3, 4), (7, 9), (7, 8), (8, 9)]
 RUN = "from tests.support.device_times_job import main; main()"
 MAX_FLOAT_ERROR_NS = 64
-"""Of the difference of two times that are floats of up to 500 ms."""
+"""Error of the difference of two times that are floats of up to 500 ms."""
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,11 @@ def run(library: Path, scenario: str, ppm: float = 0.0, **options: Any) -> dict[
 def assert_durations(
     told: dict[str, Any], expected: list[tuple[str, int]], spans: list[Any] | None = None, ppm: float = 0.0
 ) -> None:
-    """Each span is of this module, and takes as long as its kernels."""
+    """Assert that each span is of the expected module, and takes as long as its kernels."""
     spans = told["spans"] if spans is None else spans
     assert [span[1] for span in spans] == [name for name, _ in expected]
-    # Two readings of the clock give its rate, and each is off by half of what it took. Both ends of a span are off by
-    # the bound at most, which is all that is known where the last reading is near another.
+    # Two readings of the clock give its rate, and each is off by half of its duration. Both ends of a span are off by
+    # the bound at most, which is all that is known if the last reading is close to another.
     readings = pairwise(zip(told["clock_read_ns"], told["clock_width_ns"], strict=True))
     errors = [(before + width) / 2 / max(end - start - width, 1) for (start, before), (end, width) in readings]
     for span, (_, device_ns) in zip(spans, expected, strict=True):
@@ -87,7 +87,7 @@ def test_spans_are_where_the_device_was_on_the_hosts_clock(library: Path, ppm: i
         assert abs(span[7] - told["truth"][event + last]) <= bound
     assert_durations(told, 2 * (FORWARD + BACKWARD), ppm=ppm)
     assert len(told["truth"]) == told["queued"] == 20
-    # The bound is worth something: a clock whose drift nobody measured would be off by more than its readings are.
+    # The bound is useful: the error of a clock with unmeasured drift would be larger than that of its readings.
     assert bound < max(told["clock_width_ns"]) / 2 + told["elapsed_ns"] * 50e-6
     assert told["metadata"]["device_events_dropped"] == told["metadata"]["device_events_unread"] == 0
 
@@ -115,7 +115,7 @@ def test_calls_are_chosen_by_depth_and_name(
     told = run(library, "nested", **options)
 
     assert_durations(told, [(name, ms * MS) for name, ms in expected])
-    # An enter and an exit per call; in backward the loss, where chosen calls begin and end, and the end of the pass.
+    # An enter and an exit per call; in backward the loss, the edges of chosen calls, and the end of the pass.
     assert told["queued"] == events
 
 
@@ -133,7 +133,7 @@ def test_a_pool_that_is_empty_drops_events_and_counts_them(library: Path) -> Non
     assert told["metadata"]["device_events_unread"] == 0
     assert len(told["host"]) == 9000 + 3
     assert_durations(told, FORWARD, told["spans"][-3:])
-    # Beside the pool one that is the anchor, and one to read the clock.
+    # Two events outside the pool: the anchor, and one to read the clock.
     assert told["events_made"] <= (1 << 14) + 2
 
 
@@ -169,7 +169,7 @@ def test_a_device_that_others_keep_busy_has_times_with_a_wider_bound(library: Pa
     )
 
 
-def test_a_clock_that_cannot_be_read_is_said(library: Path) -> None:
+def test_a_clock_that_cannot_be_read_is_reported(library: Path) -> None:
     told = run(library, "too_busy")
 
     assert told["spans"] == []
@@ -202,7 +202,7 @@ def test_an_interrupted_call_has_a_span_and_so_have_those_behind_it(library: Pat
     assert_durations(told, [("Interrupted", 5 * MS), *FORWARD, *BACKWARD])
 
 
-def test_what_was_read_survives_the_process(library: Path, tmp_path: Path) -> None:
+def test_times_that_were_read_survive_the_process(library: Path, tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
     run_forked("-m", "tests.support.device_times_job", "died", library, 0, json.dumps({"ring": str(ring)}))
 
@@ -214,12 +214,12 @@ def test_what_was_read_survives_the_process(library: Path, tmp_path: Path) -> No
         (name, "forward" if index < 3 else "backward") for index, (name, _) in enumerate(expected)
     ]
     for span, (_, ns) in zip(spans, expected, strict=True):
-        # Behind the last reading of its clock, the device's is believed to go on as between the two before.
+        # After the last reading, the device's clock is assumed to run as between the two readings before.
         assert span.duration_ns == pytest.approx(ns, abs=2 * int(str(timeline.metadata["device_clock_bound_ns"])))
     assert timeline.metadata["device_events_unread"] == 10
 
 
-def test_where_tells_what_a_device_hangs_in_until_nobody_asks_it(library: Path, tmp_path: Path) -> None:
+def test_where_names_the_calls_that_a_device_hangs_in_until_queries_end(library: Path, tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
     arguments = ("-m", "tests.support.device_times_job", "hung", library, 0, json.dumps({"ring": str(ring)}))
     with start_forked(*arguments, stdin=subprocess.PIPE) as process:
@@ -235,7 +235,7 @@ def test_where_tells_what_a_device_hangs_in_until_nobody_asks_it(library: Path, 
                 if holds(stream):
                     return stream
 
-        # Once it was asked, it has come by all that is in front of the kernel.
+        # After the query, the stream has passed everything in front of the kernel.
         asked = stream_when(lambda stream: stream.read_ns is not None and stream.calls[-1:] != () and stream.is_known)
         later = stream_when(lambda stream: (stream.read_ns or 0) > (asked.read_ns or 0) + 200 * MS)
         process.stdin.write("break\n")
@@ -247,7 +247,7 @@ def test_where_tells_what_a_device_hangs_in_until_nobody_asks_it(library: Path, 
         process.wait()
     (dead,) = read_rank_state(ring).streams
 
-    # In the step that hangs backward of b and a are behind it, in the next one forward and backward.
+    # Behind the hang are backward of b and a in this step, and forward and backward in the next one.
     for hung in (later, unknown, dead):
         assert [(call.fqn, call.phase) for call in hung.calls] == [("Net", "forward"), ("Net.b", "forward")]
         assert (hung.device, hung.stream, hung.dropped) == (0, 0, 0)
@@ -277,7 +277,7 @@ def test_a_capture_in_which_a_device_is_first_used_is_left_alone(library: Path) 
 
 
 @pytest.mark.parametrize("scenario", ["unused", "stopped_before", "stopped_meanwhile"])
-def test_a_device_that_is_not_used_while_it_is_recorded_has_no_times_and_that_is_said(
+def test_a_device_that_is_not_used_while_it_is_recorded_has_no_times_and_a_warning_says_so(
     library: Path, scenario: str
 ) -> None:
     told = run(library, scenario)
@@ -289,7 +289,7 @@ def test_a_device_that_is_not_used_while_it_is_recorded_has_no_times_and_that_is
 @pytest.mark.parametrize("faked", [False, True])
 def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFixture, faked: bool) -> None:
     if faked:
-        # For the rest of the process, torch then has a guard of CUDA that says that there is one device.
+        # For the rest of the process, torch then has a CUDA guard that reports one device.
         with FakeTensorMode():
             torch.ones(1)
     with modtrace.record(engine="native", device_times=True) as recording:
@@ -297,7 +297,7 @@ def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFix
 
     assert len(recording.timeline().spans) == 0
     said = [message for message in caplog.messages if message.startswith("device_times: ")]
-    # A torch that is built for a device, on a machine without one, tells of that device.
+    # A torch that is built for a device, on a machine without one, names that device.
     built_for = torch.accelerator.current_accelerator()
     expected = (
         f"device_times: this torch ({torch.__version__}) has no accelerator; the recording has none"

@@ -73,21 +73,21 @@ def test_backward_lies_on_the_track_of_the_devices_thread(
     assert said["spans"] == expected
     if engine == "native":
         assert {HOOKED, OBSERVED} & set(said["kinds"]) == {way}
-        # What runs on two threads after one another does not overlap, either.
+        # Two threads that run one after the other do not overlap, either.
         assert said["overlaps"] == 0
 
 
-def test_passes_that_take_turns_on_a_device_are_told_apart_but_for_the_first(native_engine: None) -> None:
+def test_passes_that_take_turns_on_a_device_are_distinguished_except_the_first(native_engine: None) -> None:
     said = run("shared", "native")
 
-    # The pass that was alone is hooked; as soon as two have met, each node is seen.
+    # A pass that runs alone is hooked; once two have met, each node is observed.
     assert {HOOKED, OBSERVED} <= set(said["kinds"])
-    # One that others come into is hooked to its end.
+    # A pass that another one comes into is hooked to its end.
     later = said["spans"][len(said["spans"]) // 2 :]
     places = {(track, depth, complete) for track, _, _, depth, complete in later}
     assert places == {(DEVICE, 0, True), (DEVICE, 1, True)}
     names = [(fqn.replace("#2", ""), depth) for _, _, fqn, depth, _ in later]
     assert set(names) == {("Chain", 0), ("Chain.a", 1), ("Chain.b", 1)}
-    # One that another came into is two spans.
+    # A pass that another one came into is two spans.
     all_names = [fqn.replace("#2", "") for _, _, fqn, _, _ in said["spans"]]
     assert min(all_names.count("Chain.a"), all_names.count("Chain.b")) >= 101

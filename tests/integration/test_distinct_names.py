@@ -1,4 +1,4 @@
-"""Modules that would have one name: each has a row of its own, with as many calls as a hook of its own counts."""
+"""Modules that would share a name: each has its own row, with as many calls as its own hook counts."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def rows(timeline: modtrace.Timeline) -> dict[str, int]:
 
 
 def check_rows(engine: EngineName, run: Callable[[], object], roots: dict[str, nn.Module]) -> None:
-    """See that each module has the row that is expected, with as many calls as are counted, and that no other is there.
+    """Assert that the expected modules, and no others, have rows with as many calls as their hooks count.
 
     Args:
-        engine: which one records.
-        run: what is recorded.
-        roots: modules by the names that are expected.
+        engine: the engine that records.
+        run: the code that is recorded.
+        roots: modules by their expected names.
     """
     counted = count_calls(*roots.values())
     with modtrace.record(engine=engine) as recording:
@@ -62,7 +62,7 @@ def check_rows(engine: EngineName, run: Callable[[], object], roots: dict[str, n
 
 
 class Agent(nn.Module):
-    """As cleanrl's: its methods call its parts, and nobody calls it."""
+    """Like cleanrl's agent: its methods call its parts, and it is never called itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Plain:
         self.critic(X)
 
 
-def test_attributes_of_what_is_no_module(engine: EngineName) -> None:
+def test_attributes_of_an_object_that_is_not_a_module(engine: EngineName) -> None:
     plain = Plain()
 
     def run() -> None:
@@ -203,7 +203,7 @@ def test_two_models_of_one_class_that_share_a_module(engine: EngineName) -> None
         "Net#2.own": counted[id(two.own)],
     }
     assert counted[id(shared)] == 5
-    # The backward of each is its own too.
+    # The backward of each model has its own name too.
     backward = Counter(span.fqn for span in recording.timeline().spans if span.phase == "backward")
     assert (backward["Net"], backward["Net#2"]) == (2, 3)
 
@@ -225,7 +225,7 @@ def test_a_copy_in_each_step_shares_one_name(engine: EngineName) -> None:
     }
 
 
-def test_what_only_the_garbage_collector_frees_has_at_most_64_names(engine: EngineName) -> None:
+def test_modules_that_only_the_garbage_collector_frees_have_at_most_64_names(engine: EngineName) -> None:
     def make() -> nn.Module:
         net = mlp()
         net.itself = [net]  # type: ignore[assignment]
@@ -243,7 +243,7 @@ def test_what_only_the_garbage_collector_frees_has_at_most_64_names(engine: Engi
 
 
 class Perturbed(nn.Module):
-    """As torchdiffeq's, made anew around another function in each solve."""
+    """Like torchdiffeq's, made again around another function in each solve."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ def test_the_summary_says_which_names_several_modules_had(engine: EngineName) ->
     assert "were named" not in str(recording.timeline().summary())
 
 
-def test_the_header_lists_only_what_has_a_row(engine: EngineName) -> None:
+def test_the_header_lists_only_modules_with_a_row(engine: EngineName) -> None:
     agent, net = Agent(), Net(nn.Tanh())
     with modtrace.record(engine=engine) as recording:
         agent.value(X)
@@ -329,7 +329,7 @@ def test_the_variables_of_the_caller_are_not_kept(engine: EngineName) -> None:
     assert list(rows(recording.timeline())) == ["Owner.part", "Tanh"]
 
 
-def test_the_wrapper_says_of_itself_what_torchs_function_says(engine: EngineName) -> None:
+def test_the_wrapper_describes_itself_as_torchs_function_does(engine: EngineName) -> None:
     def said() -> list[object]:
         call = nn.Module.__call__
         names = [getattr(call, name) for name in ("__name__", "__qualname__", "__module__", "__doc__")]
@@ -342,7 +342,7 @@ def test_the_wrapper_says_of_itself_what_torchs_function_says(engine: EngineName
     assert before[0] == "_wrapped_call_impl"
 
 
-def test_what_was_compiled_before_is_not_compiled_again(engine: EngineName) -> None:
+def test_functions_compiled_before_are_not_compiled_again(engine: EngineName) -> None:
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Any:
@@ -366,7 +366,7 @@ def test_what_was_compiled_before_is_not_compiled_again(engine: EngineName) -> N
     assert rows(recording.timeline())["Sequential"] == rows(recording.timeline())["Sequential#2"] == 2
 
 
-def test_a_model_that_is_never_called_is_said(engine: EngineName, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_is_never_called_is_reported(engine: EngineName, caplog: pytest.LogCaptureFixture) -> None:
     net, other = mlp(), nn.Tanh()
     said = "model: no {}, nor a part of one, was called; names start at the outermost modules"
     with caplog.at_level(logging.WARNING, "modtrace"):

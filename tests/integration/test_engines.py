@@ -1,4 +1,4 @@
-"""Each engine on graphs of each shape: which module backward time is given to, and how calls are numbered."""
+"""Each engine on graphs of each shape: the module that backward time is given to, and the numbering of calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def backward(timeline: Timeline) -> list[tuple[str, int, int]]:
 
 
 def on_wall_clock(recording: modtrace.Recording, monotonic_ns: int) -> int:
-    """Return a moment as the spans of the recording say it."""
+    """Convert a monotonic time to the clock of the recording's spans."""
     clock = wall_clock(recording._require_capture().ring.read().records)
     return int(clock.to_other(np.array([monotonic_ns]))[0])
 
@@ -63,7 +63,7 @@ def test_backward_time_lies_under_the_right_module(engine: EngineName, name: str
 
     for _ in range(3):
         accuracy = measure(engine, ARCHITECTURES[name](), steps=4)
-        # On a busy machine the profiler's clock wanders further than is allowed for; what is wrong stays wrong.
+        # On a busy machine the profiler's clock drifts further than is allowed for; a real error stays in each attempt.
         if accuracy.nodes_right >= ENOUGH[engine]:
             break
 
@@ -97,7 +97,7 @@ def test_a_plain_backward(engine: EngineName) -> None:
         ("Pair.a", "backward", 0),
     ]
     assert timeline.columns.depth.tolist() == [0, 1, 1, 0, 1, 1]
-    # Forward and backward of a call are linked, and no two calls are.
+    # Each call's forward and backward are linked, and no two calls are.
     link = timeline.columns.link.tolist()
     assert [link[0], link[2], link[1]] == link[3:]
     assert sorted(set(link)) == [0, 1, 2]
@@ -156,8 +156,8 @@ def test_a_backward_of_a_backward(engine: EngineName) -> None:
     timeline = recorded(engine, run)
 
     forward_nodes = [("Pair", 0, 0), ("Pair.b", 0, 1), ("Pair.a", 0, 1)]
-    # The second pass runs what the first one made for each call, the last first, then the forward's nodes again. Of
-    # nodes that a backward makes only the native engine knows whose they are.
+    # The second pass runs the nodes that the first one made for each call, the last first, then the forward's again.
+    # Only the native engine knows the modules of nodes that a backward makes.
     made_in_backward = [("Pair", 0, 0), ("Pair.a", 0, 1), ("Pair.b", 0, 1)] if engine == "native" else []
     assert backward(timeline) == forward_nodes + made_in_backward + forward_nodes
 
@@ -216,7 +216,7 @@ def test_non_reentrant_checkpoints(engine: EngineName) -> None:
 
     timeline = recorded(engine, lambda: model(torch.ones(2, requires_grad=True)).sum().backward())
 
-    # Each block is run again inside the backward of what needed it first: its part b.
+    # Each block is rerun inside the backward of the part that needed it first: its part b.
     phases = Counter((span.fqn, span.phase, span.call) for span in timeline.spans)
     for block in (0, 1):
         name = f"Checkpointing.blocks.{block}"
@@ -366,7 +366,7 @@ def test_without_a_graph_there_is_no_backward(engine: EngineName, mode: Callable
 
 
 class Runs(torch.autograd.Function):
-    """Its backward runs something."""
+    """Its backward runs a function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, work: Callable[[], object]) -> Tensor:
@@ -381,7 +381,7 @@ class Runs(torch.autograd.Function):
 
 
 def run_inside(count: int, work: Callable[[], object]) -> None:
-    """Run it inside so many backward passes, each inside of another one."""
+    """Run `work` inside `count` backward passes, each inside another one."""
     if count == 0:
         work()
     else:
@@ -389,7 +389,7 @@ def run_inside(count: int, work: Callable[[], object]) -> None:
         Runs.apply(x, lambda: run_inside(count - 1, work)).backward()
 
 
-# Inside 61 others, torch runs a pass on a thread of its own.
+# Inside 61 other passes, torch runs a pass on a thread of its own.
 @pytest.mark.parametrize("around", [0, 1, 61])
 def test_a_backward_that_fails_ends(engine: EngineName, around: int) -> None:
     class Bad(torch.autograd.Function):
@@ -422,14 +422,14 @@ def test_a_backward_that_fails_ends(engine: EngineName, around: int) -> None:
     ]
     failed = {fqn for fqn, _, _ in backward(timeline) if fqn.startswith("Sequential")}
     assert {"Sequential", "Sequential.2", "Sequential.1"} <= failed
-    # It was over when the error came out, which is known.
+    # The pass was over when the error came out, so its spans are complete.
     assert all(span.complete for span in timeline.spans)
     ends = [span.end_ns for span in timeline.spans if span.fqn.startswith("Sequential")]
     assert max(ends) <= on_wall_clock(recording, failed_ns)
 
 
 class Timed(torch.autograd.Function):
-    """Its backward takes 5 ms, and notes them."""
+    """Its backward takes 5 ms, and appends its times to a list."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, noted: list[tuple[int, int]]) -> Tensor:
@@ -446,7 +446,7 @@ class Timed(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_backward_after_a_forward_that_was_stopped_is_of_the_module_that_it_is_of(
+def test_backward_after_an_interrupted_forward_belongs_to_its_module(
     engine: EngineName, error: type[BaseException]
 ) -> None:
     taken: list[Tensor] = []
@@ -489,7 +489,7 @@ class Metric(nn.Module):
 
 
 def count_sequence_numbers_asked_for(run: Callable[[], object]) -> int:
-    """Return for how many nodes Python asks while `run` runs."""
+    """Return the number of nodes that Python asks for a sequence number while `run` runs."""
     asked: list[str] = []
 
     def count(_frame: object, event: str, function: Any) -> None:
@@ -504,7 +504,7 @@ def count_sequence_numbers_asked_for(run: Callable[[], object]) -> int:
     return len(asked)
 
 
-def test_the_graph_is_searched_in_few_passes_for_what_no_pass_runs() -> None:
+def test_the_graph_is_searched_in_few_passes_for_nodes_that_no_pass_runs() -> None:
     class Model(nn.Module):
         def __init__(self, *metrics: nn.Module) -> None:
             super().__init__()
@@ -523,11 +523,11 @@ def test_the_graph_is_searched_in_few_passes_for_what_no_pass_runs() -> None:
         asked = [count_sequence_numbers_asked_for(measured(torch.ones(1)).sum().backward) for _ in range(40)]
 
     assert least < 10
-    assert min(asked[1:32]) >= 50  # in the first pass all that may lead there is newer than what was left
+    assert min(asked[1:32]) >= 50  # in the first pass all nodes that may lead there are newer than the node left over
     assert asked[32:] == [least] * 8
 
 
-def test_nodes_of_another_thread_are_not_taken_for_those_that_a_call_left(engine: EngineName) -> None:
+def test_nodes_of_another_thread_are_not_mistaken_for_nodes_that_a_call_left(engine: EngineName) -> None:
     made: list[Tensor] = []
     turns = [threading.Event(), threading.Event()]
 
@@ -543,7 +543,7 @@ def test_nodes_of_another_thread_are_not_taken_for_those_that_a_call_left(engine
         turns[1].set()
 
     def run() -> None:
-        # Sequence numbers of both begin at 0.
+        # Sequence numbers of both threads start at 0.
         threads = [threading.Thread(target=work) for work in (leave_and_run, make)]
         for thread in threads:
             thread.start()
@@ -620,7 +620,7 @@ def test_calls_by_super_and_by_the_class_are_recorded_once_each(engine: EngineNa
     model, by_super = ByClass(), BySuper()
 
     def run() -> None:
-        # Often enough that CPython specializes the calls.
+        # Enough calls that CPython specializes them.
         for _ in range(20):
             nn.Module.__call__(model, torch.ones(2)).sum().backward()
             by_super(torch.ones(2)).sum().backward()
@@ -656,7 +656,7 @@ def test_calls_by_super_and_by_the_class_are_recorded_once_each(engine: EngineNa
         *("a sum of two losses", "two losses, two passes later", "a reentrant checkpoint"),
     ],
 )
-def test_both_engines_count_alike_what_belongs_to_no_module(
+def test_both_engines_count_the_same_nodes_outside_modules(
     engine: EngineName, run: Callable[[nn.Module, Tensor], object], count: int
 ) -> None:
     model, x = nn.Sequential(Scale(), Scale()), torch.ones(2, requires_grad=True)

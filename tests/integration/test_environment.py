@@ -1,4 +1,4 @@
-"""Scripts recorded by `MODTRACE=`, with their children and with recordings of their own, and bad values of it."""
+"""Scripts recorded by `MODTRACE=`, with their children and recordings of their own, and invalid values of it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(script: str, folder: Path, value: str) -> subprocess.CompletedProcess[st
 
 
 def files_told(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The files that the recordings say they are in, each once, with a line on how to look at it."""
+    """The files that the recordings name, each once, with a line on how to view it."""
     lines = [line.partition(". Next: ") for line in done.stderr.splitlines()]
     assert all(f"modtrace view {line.removeprefix('modtrace: recorded to ')}" in hint for line, _, hint in lines)
     return sorted(line.removeprefix("modtrace: recorded to ") for line, _, _ in lines)
@@ -80,7 +80,7 @@ def test_a_script_that_imports_modtrace_is_recorded(engine: EngineName, order: s
     assert modtrace.load(ring).tracks[0].process.pid == int(ring.stem.removeprefix("run-"))
 
 
-def test_a_ring_alone_is_told_too(tmp_path: Path) -> None:
+def test_a_ring_alone_is_reported_too(tmp_path: Path) -> None:
     assert files_told(run(SCRIPTS["before torch"], tmp_path, "run.modtrace")) == [str(tmp_path / "run.modtrace")]
 
 

@@ -1,4 +1,4 @@
-"""The evaluation of a training script is no step of training: against counts by the script, with both engines."""
+"""Evaluation in a training script is not a training step: against counts by the script, with both engines."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Teacher(Net):
 
 
 class Script:
-    """Two epochs of three steps; behind each an evaluation of four batches, of which the second one waits.
+    """Two epochs of three steps; after each, an evaluation of four batches, the second of which waits.
 
     Args:
-        evaluates_in_eval_mode: whether the model is put in eval mode for it.
-        has_graph: whether it makes a graph.
-        trains_in_eval_mode: whether the model never is in training mode.
+        evaluates_in_eval_mode: whether the model is in eval mode for the evaluation.
+        has_graph: whether the evaluation makes a graph.
+        trains_in_eval_mode: whether the model is never in training mode.
     """
 
     def __init__(self, *, evaluates_in_eval_mode: bool, has_graph: bool, trains_in_eval_mode: bool = False) -> None:
@@ -102,7 +102,7 @@ def test_an_evaluation_is_one_range_and_no_part_of_a_training_step(script: objec
         assert times + step.before_ns + step.between_ns + step.after_ns == step.duration_ns
         assert sum(parts.parts.values()) == step.duration_ns
         assert parts.parts.get("evaluation", 0) == step.evaluation_ns
-    # The calls of a module count, but the percentiles of its time in a step are those of training.
+    # All calls of a module count, but the percentiles of its time in a step are those of training.
     row = next(row for row in summary.rows if row.fqn == "Net")
     trained = sorted(
         sum(span.duration_ns for span in timeline.spans if span.fqn == "Net" and span.step == step)

@@ -1,4 +1,4 @@
-"""Every command that reads a trace opens every kind of file, and shows the same calls of it."""
+"""Every command that reads a trace opens every kind of file, and shows the same calls in each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CALLS = {"Net": 1, "Linear": 1}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one file of each kind; of the ring other times, of each the same calls."""
+    """A folder with one file of each kind, all with the same calls; the ring has other times."""
     import torch
 
     class Net(torch.nn.Module):
@@ -101,7 +101,7 @@ def test_load_and_every_command_open_it(files: Path, name: str, tmp_path: Path) 
 
     with trace_path(path) as inner, trace_path(tmp_path / "bug.zip") as packed:
         merged = (FileKind.MERGED_JSON, FileKind.MERGED_PERFETTO)
-        # Of a merged trace in Perfetto's format only the modules can be told apart.
+        # In a merged trace in Perfetto's format, only the modules can be distinguished.
         assert (file_kind(packed) in merged) is (file_kind(inner) is FileKind.MERGED_JSON or name == "profile.json")
 
     viewable, _ = ensure_viewable(path, tmp_path)
@@ -114,7 +114,7 @@ def test_as_a_recording_each_is_merged_and_as_a_profile_none(files: Path, name: 
         with pytest.raises(TraceError, match="a report lacks the time of its recording"):
             modtrace.merge(files / "profile.json", files / name, tmp_path / "merged.json")
         assert not (tmp_path / "merged.json").exists()
-    elif name != "run.ring":  # which is of another time
+    elif name != "run.ring":  # from another time
         modtrace.merge(files / "profile.json", files / name, tmp_path / "merged.json")
         assert forward_calls(tmp_path / "merged.json") == CALLS
 
@@ -153,8 +153,8 @@ def test_a_profile_without_modules_says_how_to_make_one_with_them(tmp_path: Path
 @pytest.mark.parametrize(
     "file", ["profile.json", "merged.json", "merged.json.gz", "merged.pftrace", "converted.pftrace"]
 )
-def test_steps_of_a_schedule_are_what_a_merge_says(tmp_path: Path, file: str, keys_first: bool) -> None:
-    """Steps from 1 ms to 4 and from there to 8, with a forward of 1 ms in each."""
+def test_steps_of_a_schedule_are_those_of_a_merge(tmp_path: Path, file: str, keys_first: bool) -> None:
+    """Steps from 1 to 4 ms and from 4 to 8 ms, with a forward of 1 ms in each."""
     ms = 1_000_000
     profile = trace(
         x("user_annotation", "ProfilerStep#6", ms, 3 * ms),

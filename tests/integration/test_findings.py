@@ -1,4 +1,4 @@
-"""Faults planted in small trainings: the first screen of a summary names where and what, and of sound ones nothing."""
+"""Faults planted in small trainings: the first screen of a summary names place and cause; sound trainings have none."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
 _STEPS, _BATCH, _CONTEXT, _WORDS, _WIDTH = 20, 4, 16, 64, 32
 _CALLS = 50
 _LONG = 0.02
-"""Seconds: longer than a step of the model, on a machine that does other things too."""
+"""Seconds: longer than a step of the model, even on a busy machine."""
 _STALL = 1.0
-"""Seconds, of a single step."""
+"""Seconds, once in a single step."""
 
 
 def wait(seconds: float) -> None:
-    if seconds:  # to sleep for no time gives the processor to others
+    if seconds:  # sleep(0) would give the processor to other threads
         time.sleep(seconds)
 
 
@@ -90,7 +90,7 @@ class GPT(nn.Module):
 
 
 class Words(Dataset[Tensor]):
-    """Rows of words; `pause` is how many seconds a row takes, `stall` those of the first row of step 11."""
+    """Rows of words; `pause`: seconds that a row takes; `stall`: seconds of the first row of step 11."""
 
     pause = stall = 0.0
 
@@ -103,7 +103,7 @@ class Words(Dataset[Tensor]):
 
 
 class Training:
-    """A training whose parts a fault changes: what it appends to `before` and `after` runs in each step."""
+    """A training whose parts a fault changes: the actions in `before` and `after` run in each step."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -137,7 +137,7 @@ class Training:
             action(batch)
 
     def each(self, period: int, action: Callable[[Tensor], object]) -> None:
-        """Run an action before each `period`th step, from that on."""
+        """Run an action before every `period`th step."""
         self.before.append(lambda batch: action(batch) if self.step % period == period - 1 else None)
 
 
@@ -270,7 +270,7 @@ def slow_loader(training: Training) -> None:
 
 
 def slow_workers(training: Training) -> None:
-    # Longer than a step of a machine that is busy.
+    # Longer than a step of a busy machine.
     training.words.pause, training.options = 10 * _LONG / _BATCH, {"num_workers": 1}
 
 
@@ -359,11 +359,11 @@ def detects_anomalies(training: Training) -> None:
 
 
 class Told(NamedTuple):
-    """What a summary says.
+    """Content of a summary.
 
     Attributes:
-        findings: all of them.
-        text: the same for people.
+        findings: all findings.
+        text: the findings for people.
         screen: its first screen.
     """
 
@@ -377,13 +377,13 @@ def told_by(summary: Summary) -> Told:
 
 
 def answer() -> None:
-    """Record each training that a line on stdin names, and tell what its summary says."""
+    """Record each training that a line on stdin names, and print the content of its summary."""
     torch.set_num_threads(1)
     gc.disable()  # as in tests: only planted collections run
     for line in sys.stdin:
         plant, engine, run, options = json.loads(line)
         if "torch._dynamo" in sys.modules:
-            torch.compiler.reset()  # else it knows what a test before had compiled
+            torch.compiler.reset()  # otherwise it knows functions that a test before had compiled
         summary = recorded(globals()[plant], engine, getattr(Training, run), **options)
         print(json.dumps(told_by(summary)), flush=True)
 
@@ -393,7 +393,7 @@ Ask = Callable[..., Told]
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    """Record a training in a process whose clock no load of the machine moves, and return what its summary says."""
+    """Record a training in a process whose clock ignores the machine's load, and return its summary's content."""
     environment = with_pretended_clock(tmp_path_factory.mktemp("clock"))
     code = "from tests.integration import test_findings; test_findings.answer()"
     with start_python("-c", code, env=environment, stdin=subprocess.PIPE) as process:
@@ -411,7 +411,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 
 
 def not_of_the_machine(summary: Summary | Told) -> list[Finding]:
-    """Return the findings without slow steps: that the machine stopped one is true, and may be named."""
+    """Return the findings without slow steps: the machine may really have stopped a step, and be named."""
     return [found for found in summary.findings if "makes s" not in found.what]
 
 
@@ -419,8 +419,8 @@ class Fault(NamedTuple):
     """A planted fault.
 
     Attributes:
-        plant: changes a training.
-        names: what the first screen has to name: a module, a range or a part, and why.
+        plant: the change to a training.
+        names: the names on the first screen: a module, a range or a part, and why.
     """
 
     plant: Callable[[Training], None]
@@ -484,7 +484,7 @@ OF_CALLS = [
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads of torch that wait for each other spin, and on a busy machine make anything slow."""
+    """torch threads that wait for each other spin, and make anything slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -507,7 +507,7 @@ def recorded(
 @pytest.mark.parametrize("engine", _ENGINES)
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.plant.__name__ for fault in FAULTS])
 def test_the_first_screen_names_a_planted_fault(fault: Fault, engine: EngineName, ask: Ask) -> None:
-    # The loader's workers are processes, for which the training really waits.
+    # The loader's workers are processes, and the training really waits for them.
     told = told_by(recorded(fault.plant, engine)) if fault.plant is slow_workers else ask(fault.plant, engine)
 
     first = told.screen.partition("\n\n")[0]
@@ -538,7 +538,7 @@ def test_calls_that_come_irregularly_or_with_longer_inputs_are_no_finding(engine
     told = ask(_irregular, engine, "infer")
 
     assert not_of_the_machine(told) == [], told.text
-    # The machine may stop a thread; a long prompt is in all layers.
+    # The machine may pause a thread; a long prompt lengthens all layers.
     assert [found for found in told.findings if "29" in found.what] == []
 
 
@@ -629,9 +629,7 @@ QUIET: list[Callable[[Training], None]] = [
 
 @pytest.mark.parametrize("engine", _ENGINES)
 @pytest.mark.parametrize("program", QUIET, ids=[program.__name__ for program in QUIET])
-def test_of_a_sound_training_nothing_is_named(
-    program: Callable[[Training], None], engine: EngineName, ask: Ask
-) -> None:
+def test_a_sound_training_has_no_findings(program: Callable[[Training], None], engine: EngineName, ask: Ask) -> None:
     told = ask(program, engine)
 
     assert not_of_the_machine(told) == [], told.text

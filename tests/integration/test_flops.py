@@ -55,7 +55,7 @@ from tests.support.models import ARCHITECTURES
 pytestmark = pytest.mark.usefixtures("native_engine")
 
 
-def test_compiled_regions_are_named_as_what_is_not_seen_whole() -> None:
+def test_compiled_regions_are_named_as_not_fully_counted() -> None:
     step, _ = compiled()
     with modtrace.record(flops=True, engine="native") as recording:
         step()
@@ -87,7 +87,7 @@ def test_modules_cost_what_their_closed_forms_say_in_each_phase(case: Callable[[
 
 X, W, Y = N * NARROW, NARROW * WIDE, N * WIDE
 INTO, BACK = X + W + WIDE + Y, Y + W + NARROW + X
-"""Numbers that a Linear from NARROW to WIDE, and one back, read and write in forward."""
+"""Numbers that two Linear layers, NARROW to WIDE and back, read and write in forward."""
 
 
 def mlp_bytes() -> Case:
@@ -96,7 +96,7 @@ def mlp_bytes() -> Case:
         trained(two_linears()),
         {
             "Sequential": (sum(forward), 3 * product, 0),
-            "Sequential.0": (INTO, product, 0),  # the gradient of the weight alone
+            "Sequential.0": (INTO, product, 0),  # only the gradient of the weight
             "Sequential.2": (BACK, 2 * product, 0),
         },
     )
@@ -121,7 +121,7 @@ def attention_bytes() -> Case:
     return Case(
         trained(Attention(), lambda: torch.randn(BATCH, LENGTH, HIDDEN)),
         {
-            # Query, key, value, output and logarithms of sums; in backward these, and the gradients of the first four.
+            # Query, key, value, output and log-sum-exps; in backward these, and the gradients of the first four.
             "Attention": (qkv + out + 4 * heads + sums, into_weight + 2 * product + 8 * heads + sums, 0),
             "Attention.qkv": (qkv, into_weight, 0),
             "Attention.out": (out, 2 * product, 0),
@@ -185,7 +185,7 @@ def test_numbers_of_16_bits_are_half_as_many_bytes() -> None:
 
 @contextmanager
 def attention_on_cpu_registered() -> Iterator[None]:
-    """torch's counter with the formula of the CPU's attention, which it lacks."""
+    """torch's counter with a formula for the CPU's attention, which it lacks."""
     name = "_scaled_dot_product_flash_attention_for_cpu"
     added = {
         operator: formula
@@ -219,7 +219,7 @@ def losses_and_gradients(name: str, around: AbstractContextManager[object]) -> l
     "name", [pytest.param(name, marks=() if name in AT_FIRST else pytest.mark.full) for name in ARCHITECTURES]
 )
 @pytest.mark.filterwarnings("ignore:.*enable_nested_tensor:UserWarning")
-def test_sum_over_modules_is_what_torchs_counter_counts_and_training_is_the_same_to_the_bit(name: str) -> None:
+def test_sum_over_modules_equals_torchs_counter_and_training_is_the_same_to_the_bit(name: str) -> None:
     plain = losses_and_gradients(name, nullcontext())
     with attention_on_cpu_registered():
         counter = FlopCounterMode(display=False)
@@ -236,7 +236,7 @@ def test_sum_over_modules_is_what_torchs_counter_counts_and_training_is_the_same
     assert all(torch.equal(a, b) for a, b in zip(plain, recorded, strict=True))
 
 
-def test_inputs_of_new_shapes_are_counted_and_what_is_alike_is_not_counted_again() -> None:
+def test_inputs_of_new_shapes_are_counted_and_those_of_known_shapes_are_not_again() -> None:
     model, batches = two_linears(), (N, N, 2 * N, N, 2 * N)
     with modtrace.record(flops=True, engine="native") as recording:
         for batch in batches:
@@ -250,7 +250,7 @@ def test_inputs_of_new_shapes_are_counted_and_what_is_alike_is_not_counted_again
 
 
 Step = Callable[[int], int]
-"""Runs a step of this number, and returns how many products of `FIRST` it computes."""
+"""Runs the step of a number, and returns how many products of `FIRST` it computes."""
 
 
 def graph_again(model: nn.Sequential) -> Step:
@@ -358,7 +358,7 @@ def batched_gradients(model: nn.Sequential) -> Step:
 
 
 def checkpointed_in_some_steps(model: nn.Sequential, *, use_reentrant: bool = False) -> Step:
-    both = nn.Sequential(model, nn.GELU())  # which needs the last product again
+    both = nn.Sequential(model, nn.GELU())  # needs the last product again
 
     def step(number: int) -> int:
         x, again = rows().requires_grad_(), number in (1, 2)
@@ -379,7 +379,7 @@ def penalty_in_some_steps(_model: nn.Sequential) -> Step:
             return 1 + 2
         (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
         gradient.square().sum().backward()
-        return 1 + 5  # as of `double_backward`
+        return 1 + 5  # as in `double_backward`
 
     return step
 
@@ -441,7 +441,7 @@ def test_networks_that_take_turns_are_counted_in_both_updates() -> None:
     cost_of = costs(recording.timeline())
 
     assert recording.timeline().metadata["flops"]["steps"] == [0]
-    # The critic's input needs a gradient in the generator's update alone.
+    # The critic's input needs a gradient only in the generator's update.
     assert cost_of == {
         "Generator": (2 * STEPS * FIRST, STEPS * FIRST, 0),
         "Critic": (3 * STEPS * FIRST, 4 * STEPS * FIRST, 0),
@@ -465,7 +465,7 @@ def test_operators_are_counted_again_before_the_ring_forgets_them() -> None:
     }
 
 
-def test_operators_of_the_user_count_by_their_formula_and_what_runs_inside_does_not() -> None:
+def test_operators_of_the_user_count_by_their_formula_and_operators_inside_do_not() -> None:
     @torch.library.custom_op("modtrace_test::twice", mutates_args=())
     def twice(x: Tensor, weight: Tensor) -> Tensor:
         return x @ weight @ weight
@@ -548,7 +548,7 @@ def test_operators_of_the_user_count_in_backward_too_and_are_called_as_before_af
 
 
 @pytest.mark.parametrize("case", [mlp, lora, convolutions])
-def test_tensors_without_data_cost_what_others_do(case: Callable[[], Case]) -> None:
+def test_tensors_without_data_cost_the_same_as_others(case: Callable[[], Case]) -> None:
     with torch.device("meta"):
         step, expected = case()
         with modtrace.record(flops=True, engine="native") as recording:
@@ -588,7 +588,7 @@ def test_a_formula_runs_in_no_call_of_the_users_and_neither_exits_nor_changes_ra
     torch.manual_seed(0)
     try:
         with modtrace.record(flops=True, engine="native") as recording:
-            for length in (2, 3, *[3] * 4, 4):  # asked once with a call, of the rest at the end
+            for length in (2, 3, *[3] * 4, 4):  # asked once with a call, for the other lengths at the end
                 model(torch.ones(length, 5))
     finally:
         del flop_registry[torch.ops.modtrace_test.exits]
@@ -611,12 +611,12 @@ def test_operators_on_a_thread_without_modules_are_left_alone() -> None:
         thread.join()
     flops = recording.timeline().summary().flops
 
-    # To get a number it would take the interpreter's lock, inside an operator for which its holder may wait.
+    # To get a number, the thread would need the interpreter's lock, whose holder may wait for this operator.
     assert flops is not None
     assert flops.outside == 2 * 4**3
 
 
-def test_what_operators_cost_is_known_while_the_recording_runs() -> None:
+def test_the_cost_of_operators_is_known_while_the_recording_runs() -> None:
     model = two_linears()
     with modtrace.record(flops=True, engine="native") as recording:
         model(rows()).sum().backward()
@@ -626,7 +626,7 @@ def test_what_operators_cost_is_known_while_the_recording_runs() -> None:
     assert cost_of["Sequential"] == (4 * FIRST, 3 * FIRST, 0)
 
 
-def test_transforms_of_torch_func_count_what_is_computed() -> None:
+def test_transforms_of_torch_func_count_the_computed_operators() -> None:
     model = two_linears()
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
 

@@ -153,7 +153,7 @@ def test_forks_while_other_threads_record(engine: EngineName, tmp_path: Path) ->
 
     assert (done.returncode, done.stderr) == (0, "")
     timeline = modtrace.load(tmp_path / "parent.modtrace")
-    # Each thread has a model of its own.
+    # Each thread has its own model.
     assert {span.fqn.partition("#")[0] for span in timeline.spans} == {"Parent"}
     assert (timeline.stats.unfinished, timeline.stats.torn) == (0, 0)
     assert calls(tmp_path / "child.json") == [("Child", 0, True)]
@@ -186,7 +186,7 @@ print(sorted({*sys.modules} - before))
 
 
 def test_a_recording_imports_nothing(engine: EngineName, tmp_path: Path) -> None:
-    """A child that is forked while another thread imports a module waits for ever where it needs that module too."""
+    """A child forked while another thread imports a module waits forever if it needs that module too."""
     assert run_python("-c", FIRST, engine, tmp_path).stdout == "[]\n"
 
 
@@ -272,7 +272,7 @@ with modtrace.record(**options) as rec:
 
 
 @pytest.mark.parametrize("place", ["in a pass", ""])
-@pytest.mark.parametrize("steps", [0, 1, 3])  # after the first, operators are looked at, and not after the third
+@pytest.mark.parametrize("steps", [0, 1, 3])  # operators are looked at after the first step, and not after the third
 @pytest.mark.parametrize("flops", ["flops", ""])
 @pytest.mark.usefixtures("native_engine")
 def test_a_fork_while_a_thread_is_in_torchs_lock_of_observers(

@@ -1,7 +1,7 @@
-"""Forward calls inside a backward pass: which of them a checkpoint runs again, and that the others are counted.
+"""Forward calls inside a backward pass: a checkpoint reruns some of them, and the others are counted.
 
-What must be told is written by hand per step, in the order of the calls of the one module that is watched: `f` is a
-forward and `r` a recompute of the call of that number. That it ran as often is counted by its own `forward`.
+The expected calls are written by hand per step, in the order of the calls of the watched module: `f` is a
+forward and `r` a recompute of the call of that number. The module's own `forward` counts how often it ran.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS = 2
 
 
 class Field(nn.Module):
-    """The module that is watched; it counts its calls."""
+    """The watched module; it counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, str]] = {
     "reentrant, twice inside": (_checkpointed(True, _twice), "f0 f1 r0 r1", "f2 f3 r2 r3"),
     "not reentrant, twice inside": (_checkpointed(False, _twice), "f0 f1 r0 r1", "f2 f3 r2 r3"),
     "after an operation": (_checkpointed(False, lambda net, x: net.field(x * 2)), "f0 r0", "f1 r1"),
-    # The module after the first part that is run again is called before it.
+    # The module after the first checkpointed part is called before that part is rerun.
     "sequential": (_in_blocks, "f0 f1 r0", "f2 f3 r2"),
     # The last call saves its output, which ends the recomputation.
     "stopped early": (
@@ -145,13 +145,13 @@ CASES: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, str]] = {
         "f0 r0",
         "f1 r1",
     ),
-    # The outer one's recompute stops at what the inner one saved, its input.
+    # The outer checkpoint's recompute stops at the tensor that the inner one saved, its input.
     "nested": (
         _checkpointed(False, _checkpointed(False, lambda net, x: net.field(x))),
         "f0 r0",
         "f1 r1",
     ),
-    # The outer one runs the inner one's forward again, and that its own in its backward.
+    # The outer checkpoint reruns the inner one's forward, which reruns its own in its backward.
     "nested and reentrant": (
         _checkpointed(True, _checkpointed(True, lambda net, x: net.field(x))),
         "f0 r0 r0",
@@ -173,7 +173,7 @@ CASES: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, str]] = {
         "f0 f1 r1 r0",
         "f2 f3 r3 r2",
     ),
-    # A limit: what the module gets is not what the function was given.
+    # A limit: the module's input is not the input of the function.
     "own, after an operation": (
         lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z * 2), x),
         "f0 f1",
@@ -186,7 +186,7 @@ CASES: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, str]] = {
         "f0 f1 r0",
         "f2 f3 r2",
     ),
-    # It runs in the pass inside the checkpoint's backward.
+    # The hook runs in the pass inside the checkpoint's backward.
     "a hook in a reentrant checkpoint": (
         _checkpointed(True, lambda net, x: net.field(_calls_in_hook(net, x * 2) if torch.is_grad_enabled() else x)),
         "f0 r0 f1",
@@ -206,7 +206,7 @@ def record(engine: EngineName, net: Net) -> modtrace.Timeline:
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_forward_and_what_is_recompute(engine: EngineName, case: str) -> None:
+def test_each_call_is_forward_or_recompute_as_expected(engine: EngineName, case: str) -> None:
     body, *expected = CASES[case]
     net = Net(body)
 
@@ -228,7 +228,7 @@ def test_what_is_forward_and_what_is_recompute(engine: EngineName, case: str) ->
 
 
 def assert_nested(timeline: modtrace.Timeline) -> None:
-    """Each span lies within its parent, on its track, and no two beside each other overlap."""
+    """Assert that each span lies within its parent, on its track, and that no two siblings overlap."""
     columns = timeline.columns
     last_end: dict[tuple[int, int], int] = {}
     for row in range(len(columns)):
@@ -242,7 +242,7 @@ def assert_nested(timeline: modtrace.Timeline) -> None:
 
 
 def assert_adds_up(timeline: modtrace.Timeline) -> None:
-    """The outermost modules' totals, and all self times, are the time that is in any module."""
+    """Assert that the outermost modules' totals, and all self times, are the time in any module."""
     rows = timeline.summary().rows
     columns = timeline.columns
     outermost = columns.parent < 0

@@ -1,4 +1,4 @@
-"""A build of CPython without the GIL: nothing is recorded in it, in one line that says why, and files are read."""
+"""A CPython build without the GIL: nothing is recorded in it, and one line says why; files are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.python_process import python_environment, run_python
 
-# What such a build says of itself; it is asked nothing else.
+# The variable of such a build; modtrace asks for nothing else.
 PRETEND = 'import sysconfig; sysconfig.get_config_vars()["Py_GIL_DISABLED"] = 1\n'
 COMMAND = "from modtrace.cli import main; main()"
 REASON = "this is a free-threaded build of CPython "
@@ -22,7 +22,7 @@ def run_command(folder: Path, *arguments: str, status: int = 0) -> subprocess.Co
 
 
 @pytest.mark.parametrize("command", ["run train.py", "demo", "build"])
-def test_what_records_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
+def test_recording_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('was run')")
 
     done = run_command(tmp_path, *command.split(), status=1)

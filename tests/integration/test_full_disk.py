@@ -105,7 +105,7 @@ print("the training went on")
 
 
 def on_a_small_disk(code: str, engine: EngineName, kilobytes: int, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a mount namespace of its own, where folder/small has so much space."""
+    """Run `code` in its own mount namespace, where folder/small has a limited number of kilobytes."""
     small, large = folder / "small", folder / "large"
     small.mkdir()
     large.mkdir()
@@ -148,7 +148,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
 
 @PYTHON_IN_FULL
-def test_a_limit_on_file_sizes_is_as_a_full_disk(engine: EngineName, tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_like_a_full_disk(engine: EngineName, tmp_path: Path) -> None:
     code = HEAD + LIMITED + AT_START.rpartition("with modtrace")[0]
 
     done = run_forked("-c", code, engine, tmp_path, tmp_path)

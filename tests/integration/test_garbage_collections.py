@@ -21,7 +21,7 @@ from modtrace.timeline.slices import GARBAGE_COLLECTION
 from tests.support.forked_python import run_forked
 
 CYCLES = 30_000
-"""So many take ten times `MIN_COLLECTION_NS` to collect, on a quick machine."""
+"""Number of cycles that take ten times `MIN_COLLECTION_NS` to collect, on a quick machine."""
 
 
 def leave_cycles(count: int = CYCLES) -> None:
@@ -32,7 +32,7 @@ def leave_cycles(count: int = CYCLES) -> None:
 
 
 def collections_of(timeline: Timeline) -> list[tuple[object, ...]]:
-    """Return of each its track, depth, step, generation, how many objects it collected, and who began it."""
+    """Return track, depth, step, generation, number of objects collected and trigger of each collection."""
     slices = timeline.slices
     return [
         (timeline.track_names[slices.track[row]], int(slices.depth[row]), int(slices.step[row]), *args.values())
@@ -42,8 +42,8 @@ def collections_of(timeline: Timeline) -> list[tuple[object, ...]]:
 
 
 def record(engine: EngineName, act: Callable[[modtrace.Recording], object], ranges: bool = True) -> Timeline:
-    """Return what is recorded while `act` runs, on a thread that has called a module."""
-    with modtrace.record(engine=engine) as first, first.range("imports"):  # which leave objects to collect
+    """Return the recording of `act`, on a thread that has called a module."""
+    with modtrace.record(engine=engine) as first, first.range("imports"):  # imports leave objects to collect
         nn.Identity()(ones(1))
     gc.collect()
     with modtrace.record(engine=engine, ranges=ranges) as recording:
@@ -52,7 +52,7 @@ def record(engine: EngineName, act: Callable[[modtrace.Recording], object], rang
     return recording.timeline()
 
 
-# In a process of its own: objects of other tests can become garbage when a recording begins.
+# In its own process: objects of other tests can become garbage when a recording starts.
 RECORDED = """
 import gc, sys
 from tests.integration.test_garbage_collections import leave_cycles, record
@@ -93,7 +93,7 @@ def test_a_collection_has_its_generation_and_what_it_collected(recorded: Timelin
     assert [span.fqn for span in recorded.spans] == ["Identity"]
 
 
-# The last three are asked for: the collector is on, off, and on but never begins a collection.
+# The program asks for the last three: the collector is on, off, and on but never starts a collection.
 TRIGGERED = """
 import gc, sys
 from tests.integration.test_garbage_collections import CYCLES, collections_of, leave_cycles, record
@@ -123,8 +123,8 @@ def test_a_collection_says_who_began_it(engine: EngineName) -> None:
     assert [round(row[1], -3) for row in collections] == [CYCLES, CYCLES, 2 * CYCLES, 2 * CYCLES]
 
 
-# As in the `__new__` of a named tuple. It is the first collection that a recording notes. In a loop, where CPython 3.12
-# and newer look whether to collect.
+# As in the `__new__` of a named tuple: the first collection that a recording notes. It is in a loop, as CPython 3.12
+# and newer check there whether to collect.
 WITHOUT_BUILTINS = """
 import gc, sys
 from tests.integration.test_garbage_collections import CYCLES, collections_of, leave_cycles, record
@@ -170,7 +170,7 @@ def test_selections_keep_them_like_other_slices(recorded: Timeline) -> None:
 def test_short_collections_have_no_event(engine: EngineName) -> None:
     collections = record(engine, lambda _: [gc.collect(0) for _ in range(1_000)]).ranges
 
-    assert len(collections) < 500  # those in which the machine ran something else
+    assert len(collections) < 500  # only those during which the machine ran something else
     assert all(row.duration_ns >= MIN_COLLECTION_NS for row in collections)
 
 
@@ -198,7 +198,7 @@ def test_a_collection_is_on_the_thread_that_collects(engine: EngineName) -> None
 
 
 class Acts:
-    """A cycle that calls something when it is collected."""
+    """A cycle that calls a function when it is collected."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self.act, self.itself = act, self
@@ -229,7 +229,7 @@ def test_a_recording_that_starts_or_stops_in_a_collection_does_not_have_it(
     for _ in range(2):
         Acts(restart)
         gc.collect()
-    gc.collect()  # all of the second one
+    gc.collect()  # entirely in the second recording
 
     for recording in recordings:
         recording.stop()

@@ -1,4 +1,4 @@
-"""The judges of `scripts/bench gpu`, on profiles written by hand; and the program, with kernels that are pretended."""
+"""The judges of `scripts/bench gpu`, on profiles written by hand; and the program, with simulated kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROFILE = {
     "traceEvents": [
         x("user_annotation", "truth#0#Net", 1000, 9000),
         x("user_annotation", "truth#1#Net.a", 2000, 4000),
-        # Two that begin with number 5: the later one makes the node.
+        # Two operators start with number 5: the later one makes the node.
         x("cpu_op", "aten::detach", 1500, 1600, Sequence_number=5),
         x("cpu_op", "aten::mul", 2500, 3000, Sequence_number=5),
         *launched(1, 2600, 10_000, 11_000),
@@ -48,7 +48,7 @@ PROFILE = {
         evaluate("CheckpointBackward", 26_000, 29_000, 6, tid=AUTOGRAD_TID),
         x("user_annotation", "truth#2#Net.a", 26_500, 28_000, tid=AUTOGRAD_TID),
         *launched(7, 27_000, 34_000, 35_000, AUTOGRAD_TID),
-        # Whose launch is not in the trace, and whose node was made before it.
+        # A kernel whose launch is not in the trace, and a node that was made before the trace.
         x("kernel", "kernel 8", 35_000, 36_000, pid=0, tid=7, correlation=8),
         evaluate("OldBackward", 29_000, 29_900, 4, tid=AUTOGRAD_TID),
         *launched(9, 29_500, 36_000, 38_000, AUTOGRAD_TID),
@@ -83,7 +83,7 @@ RIGHT = (
 )
 
 
-def test_each_kernel_is_the_calls_in_which_its_launch_lies_or_its_node_was_made() -> None:
+def test_each_kernel_belongs_to_the_call_of_its_launch_or_of_its_node() -> None:
     assert works_of(PROFILE, THREADS) == WORKS
 
 
@@ -155,7 +155,7 @@ def test_an_edge_is_off_by_how_far_it_lies_outside_its_gap_between_kernels() -> 
 
     edges = edge_errors([span("Net.a", "forward", 109_700, 111_300)], [before, *WORKS], 100_000)
 
-    # It begins 100 ns before the end of the kernel in front, and ends 300 ns behind the start of the next one.
+    # The span starts 100 ns before the end of the kernel in front, and ends 300 ns after the start of the next one.
     assert edges == Edges([-100, 300], [200, 0])
 
 

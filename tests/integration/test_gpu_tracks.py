@@ -63,7 +63,7 @@ def test_load_reads_every_span_above_a_stream(path: Path, folder: Path) -> None:
     expected, read = sorted(rows_in_json(out).elements()), sorted(gpu_rows(load(out)).elements())
     assert len(expected) > 10
     assert [row[:-2] for row in read] == [row[:-2] for row in expected]
-    # The events nest in every reading of their times, see `merged_json`; what is read is exact.
+    # The events nest in every reading of their times (see `merged_json`); the times read here are exact.
     quantum = 3 if json.loads(out.read_text()).get("baseTimeNanoseconds") else 500
     pairs = [
         (one, two)
@@ -77,7 +77,7 @@ def test_load_reads_every_span_above_a_stream(path: Path, folder: Path) -> None:
 def test_both_formats_of_a_merged_trace_have_the_same_gpu_tracks(path: Path, folder: Path) -> None:
     ours, packets = load(merged(path, folder, ".json")), load(merged(path, folder, ".pftrace"))
     assert [track for track in ours.tracks if track.kind == "gpu"] == [t for t in packets.tracks if t.kind == "gpu"]
-    # In JSON a span may be moved by the nanoseconds that a double cannot tell.
+    # In JSON a span may move by the nanoseconds that a double cannot represent.
     one, other = sorted(gpu_rows(ours).elements()), sorted(gpu_rows(packets).elements())
     assert Counter(row[:7] for row in one) == Counter(row[:7] for row in other)
 
@@ -143,7 +143,7 @@ def test_a_summary_of_cpu_times_leaves_them_out(path: Path, folder: Path) -> Non
 
 
 @each_trace
-def test_merging_what_was_merged_lays_only_the_threads_over_the_trace(path: Path, folder: Path, tmp_path: Path) -> None:
+def test_merging_a_merged_trace_lays_only_the_threads_over_it(path: Path, folder: Path, tmp_path: Path) -> None:
     once = merged(path, folder, ".json")
     modtrace.merge(path, once, tmp_path / "twice.json")
     assert rows_in_json(tmp_path / "twice.json") == rows_in_json(once)
@@ -168,8 +168,8 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize("suffix", ["", ".json", ".pftrace"])
-def test_worked_out_by_hand(tmp_path: Path, suffix: str) -> None:
-    """Of a bare trace, and merged in both formats; the kernel that no module launched is in none."""
+def test_spans_worked_out_by_hand(tmp_path: Path, suffix: str) -> None:
+    """A bare trace, and merged ones in both formats; the kernel that no module launched is in no span."""
     path = tmp_path / "profile.json"
     path.write_bytes(PROFILE)
     if suffix:
@@ -188,7 +188,7 @@ def test_worked_out_by_hand(tmp_path: Path, suffix: str) -> None:
     assert [span.track for span in timeline.spans][2:] == ["gpu 0 · stream 7", "gpu 0 · stream 7", "gpu 1 · stream 20"]
 
 
-def test_a_merged_trace_keeps_what_the_recording_says_of_itself(tmp_path: Path) -> None:
+def test_a_merged_trace_keeps_the_metadata_of_the_recording(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_bytes(trace(x("cpu_op", "op", 1000, 2000)))
     plain = recording(("Net", 900, 2100, 0))

@@ -1,4 +1,4 @@
-"""Greenlets that take turns inside calls: judged by a stopwatch and a log of their own, never by another recording."""
+"""Greenlets that take turns inside calls: judged by their own stopwatch and log, never by another recording."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ greenlet: Any = pytest.importorskip("greenlet")
 
 
 class Entry(NamedTuple):
-    """What the program did, when, and in which greenlet."""
+    """An action of the program, with its time and its greenlet."""
 
     what: str
     fqn: str
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class Log:
-    """What one thread did, in its order."""
+    """Actions of one thread, in order."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -73,7 +73,7 @@ class Note(torch.autograd.Function):
 
 
 class Part(nn.Module):
-    """A module that calls its parts, makes nodes and lets others go on, in an order of its own."""
+    """A module that calls its parts, makes nodes and lets other greenlets run, in an order of its own."""
 
     def __init__(self, fqn: str, running: Callable[[], int], script: list[str], log: Log) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def make_part(rng: random.Random, fqn: str, running: Callable[[], int], log: Log
 
 
 def interleave(rng: random.Random, name: str, log: Log, kept: list[Any]) -> None:
-    """Run some greenlets, each a forward and a backward of a module of its own, in any order; kill or leave some."""
+    """Run some greenlets, each with forward and backward of its own module, in any order; kill or leave some."""
     numbers: dict[Any, int] = {}
 
     def running() -> int:
@@ -125,7 +125,7 @@ def interleave(rng: random.Random, name: str, log: Log, kept: list[Any]) -> None
             y = model(x * 2) * 3
             if rng.random() < 0.3:
                 model.switch()
-            # torch cannot run a pass beside one that waits on the same thread; and in a hook it makes no graph.
+            # torch cannot run a pass while another one waits on the same thread; and it makes no graph in a hook.
             while log.in_backward is not None:
                 model.switch()
             if y.requires_grad:
@@ -155,7 +155,7 @@ def interleave(rng: random.Random, name: str, log: Log, kept: list[Any]) -> None
 
 
 class Call(NamedTuple):
-    """A call as the program saw it; it began and ended between two moments each, Unix nanoseconds."""
+    """A call as the program saw it; its start and end each lie between two moments, in Unix nanoseconds."""
 
     began: tuple[int, int]
     ended: tuple[int, int]
@@ -187,7 +187,7 @@ def root_of(fqn: str) -> str:
 
 
 def faults(recording: modtrace.Recording, logs: list[Log]) -> Iterator[str]:
-    """Yield what the recording says wrongly of what the logs say."""
+    """Yield each fault of the recording, compared with the logs."""
     clock = wall_clock(recording._require_capture().ring.read().records)
     timeline, spans = recording.timeline(), defaultdict(list)
     for span in timeline.spans:
@@ -231,7 +231,7 @@ def faults(recording: modtrace.Recording, logs: list[Log]) -> Iterator[str]:
 
 
 @pytest.mark.timeout(3600 if PROMISED else 900)
-def test_any_interleaving_is_as_the_program_says(engine: EngineName) -> None:
+def test_any_interleaving_is_recorded_as_the_program_logged_it(engine: EngineName) -> None:
     for seed in range(scaled(20, 300, 2000)):
         rng, log = random.Random(seed), Log()
         kept: list[Any] = []
@@ -263,7 +263,7 @@ def test_greenlets_of_several_threads(engine: EngineName) -> None:
 
 
 class Wait(nn.Module):
-    """Lets another greenlet go on in the middle."""
+    """Lets another greenlet run in the middle."""
 
     def forward(self, x: Tensor) -> Tensor:
         greenlet.getcurrent().parent.switch()

@@ -1,4 +1,4 @@
-"""Hangs of four ranks on gloo: `modtrace where` names the collective, who waits in it, and who keeps them waiting."""
+"""Hangs of four ranks on gloo: `modtrace where` names the collective, the waiting ranks, and the cause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TERMINAL = pytest.mark.parametrize("last", ["other", "dead"])
 
 @pytest.fixture
 def job(engine: EngineName, last: str, tmp_path: Path) -> Iterator[Path]:
-    """The folder of a job whose ranks record there."""
+    """The folder of a job, where its ranks record."""
     processes = [
         start_forked(
             *("-W", "ignore", "-m", "tests.support.hang_job", rank, tmp_path, engine, last), stderr=subprocess.DEVNULL
@@ -61,7 +61,7 @@ def waits_all_but(culprit: int, counter: int) -> Callable[[Hang], bool]:
 @PYTHON_IN_FULL
 @pytest.mark.timeout(3 * HANGS_AFTER_S)
 @TERMINAL
-def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path, last: str, engine: EngineName) -> None:
+def test_each_hang_is_reported_with_its_collective_and_its_cause(job: Path, last: str, engine: EngineName) -> None:
     for number, (kind, culprit) in enumerate(HANGS):
         counter = FIRST_STEPS + number
         if kind in ("not called", "forward", "backward"):
@@ -83,7 +83,7 @@ def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path, last
             hang = wait_for_hang(job, lambda hang: hang.operator == "barrier")
             assert (hang.group.description, hang.group.ranks) == ("mesh_tp", (2, 3))
             assert (hang.waiting, hang.not_called, hang.is_cause) == ((2,), (culprit,), True)
-            # The first two ranks are ahead: they wait for both, of which one waits itself.
+            # The first two ranks are ahead: they wait for the other two, one of which waits itself.
             behind = wait_for_hang(job, lambda hang: hang.waiting == (0, 1))
             assert (behind.operator, behind.not_called) == ("all_reduce", (2, 3))
             assert "rank 2 has not called it: it waits in barrier #" in behind.text
@@ -101,11 +101,11 @@ def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path, last
     assert hang.text.endswith(said)
 
     if torch.__version__ < "2.9":
-        return  # whose flight recorder knows NCCL alone
-    # torch's flight recorder counts from 1, from the beginning of the group on, and knows the line.
+        return  # its flight recorder only knows NCCL
+    # torch's flight recorder counts from 1, from the start of the group on, and knows the line.
     (job / "dump").touch()
     of_recorder = f"; the flight recorder has all_reduce #{counter + 1}, Float[8], called at hang_job.py:"
-    # Each rank writes its dump when it comes to that; until those that wait have, it is said of whom one is.
+    # Each rank writes its dump when it gets there; until all waiting ranks have, the text names the rank of a dump.
     wait_for_hang(job, lambda hang: hang.counter == counter and of_recorder in hang.text)
 
     arguments = ["where", *map(str, sorted(job.glob("*.modtrace"))), "--flight-recorder", str(job)]

@@ -1,4 +1,4 @@
-"""What the real trace processor makes of a written timeline: the same in both formats, without loss."""
+"""Written timelines, imported by the real trace processor: the same in both formats, without loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLOWS = f"""
     from flow join ({SLICES.replace("select ", "select s.id, ", 1)}) a on a.id = slice_out
         join ({SLICES.replace("select ", "select s.id, ", 1)}) b on b.id = slice_in
 """
-# Without the parts of steps.
+# Counters, without the parts of steps.
 SAMPLES = """
     select c.ts, c.value from counter c join counter_track t on t.id = c.track_id where t.name not like 'step: %'
 """
@@ -105,7 +105,7 @@ def expected_slices(timeline: Timeline, first: int) -> list[dict[str, Any]]:
 
 
 def expected_pairs(timeline: Timeline) -> list[tuple[int, int]]:
-    """Of each link the first span that is not backward, and the first that is, if it begins later."""
+    """The first span of each link that is not backward, and the first backward span, if it starts later."""
     columns = timeline.columns
     pairs = []
     for link in sorted({*columns.link.tolist()} - {-1}):
@@ -129,7 +129,7 @@ def expected_flows(timeline: Timeline, first: int) -> list[dict[str, Any]]:
 
 
 def check(opener: Opener, timeline: Timeline, folder: Path) -> None:
-    """Everything of the timeline is in the trace processor, in both formats, and nothing else."""
+    """Assert that the trace processor has everything of the timeline, in both formats, and nothing else."""
     for suffix in FORMATS:
         imported = Imported(opener, timeline, folder / f"trace{suffix}")
         assert imported.problems == {}
@@ -167,7 +167,7 @@ def test_training_steps_of_more_than_one_chunk(trace_processor: Opener, tmp_path
 
 
 def expected_slices_without_arrows(timeline: Timeline, first: int) -> list[dict[str, Any]]:
-    """Where every span has its arrow."""
+    """The slices of a timeline in which every span has its arrow."""
     bare = dataclasses.replace(timeline.columns, link=np.full(len(timeline.columns), -1))
     return expected_slices(dataclasses.replace(timeline, slices=bare), first)
 
@@ -222,7 +222,7 @@ def test_arguments_are_args(trace_processor: Opener, tmp_path: Path) -> None:
 
 
 def two_ranks() -> Timeline:
-    """Two ranks with the same pid on two hosts, two threads each, whose backward comes first in the list."""
+    """Two ranks with the same pid on two hosts, with two threads each, whose backward is first in the list."""
     ranks = [Process(4242, rank) for rank in (1, 0)]
     tracks = [
         Track(kind, thread, tid, process)
@@ -306,7 +306,7 @@ def test_steps_and_marks_lie_on_a_row_of_that_name(
             left join process using (upid)
         where s.category in ('step', 'mark') order by s.id"""
     )
-    # In JSON every row lies in a process.
+    # In JSON every row belongs to a process.
     process = "rank 0 · python" if ranks and "json" in suffix else None
     assert rows == [
         {"name": name, "dur": 0, "track": "steps and marks", "process": process} for name in ("step 0", "here", "there")
@@ -341,7 +341,7 @@ def test_metadata_and_losses_are_in_the_metadata(trace_processor: Opener, tmp_pa
 
 
 def test_traces_in_one_file_keep_their_names(trace_processor: Opener, tmp_path: Path) -> None:
-    """A concatenation of Perfetto traces is a trace; what its numbers mean must not leak from one into the next."""
+    """A concatenation of Perfetto traces is a trace; the numbers of one must not affect the next."""
     parts = []
     for label in ("first", "second"):
         timeline_of((0, 10, label)).save(tmp_path / "part.pftrace")
@@ -352,8 +352,8 @@ def test_traces_in_one_file_keep_their_names(trace_processor: Opener, tmp_path: 
     assert rows == [{"name": label, "fqn": f"Net.{label}"} for label in ("first", "second")]
 
 
-def test_nesting_follows_perfetto_where_times_alone_decide() -> None:
-    """Empty spans lie in what holds or begins at their instant; adjoining ones do not nest."""
+def test_nesting_follows_perfetto_if_times_alone_decide() -> None:
+    """Empty spans lie in the span that contains or starts at their instant; adjoining ones do not nest."""
     rows = [(0, 10, 0), (0, 4, 1), (4, 4, 2), (4, 10, 1), (10, 10, 1), (10, 12, 0), (12, 12, 0)]
     columns = timeline_of(*[(start, end, f"{start}-{end}-{i}") for i, (start, end, _) in enumerate(rows)]).columns
     assert dict(

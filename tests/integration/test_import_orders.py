@@ -1,4 +1,4 @@
-"""However a script comes to import torch, it is recorded, and otherwise it says why not."""
+"""However a script imports torch, it is recorded, or modtrace says why not."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_order_of_imports_does_not_matter(engine: EngineName, order: str, tm
 
 
 @pytest.mark.parametrize("order", ["at once", "only looked for first"])
-def test_nor_does_it_with_the_variable(order: str, tmp_path: Path) -> None:
+def test_the_order_of_imports_does_not_matter_with_the_variable(order: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import modtrace\n" + TRAIN + ORDERS[order])
 
     run_python("script.py", cwd=tmp_path, env=python_environment(MODTRACE="path=trace.json,engine=python"))
@@ -97,7 +97,7 @@ def said(script: str, folder: Path) -> str:
     return why
 
 
-def test_what_is_said_where_nothing_is_recorded(tmp_path: Path) -> None:
+def test_the_message_if_nothing_is_recorded(tmp_path: Path) -> None:
     looks = "import importlib.util\nimportlib.util.find_spec('torch')\n"
     past = (
         "import sys\nfrom importlib.machinery import PathFinder\n"
@@ -112,7 +112,7 @@ def test_what_is_said_where_nothing_is_recorded(tmp_path: Path) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package that is imported nowhere else; the text of its module can be changed."""
+    """A package that nothing else imports; the text of its module can be changed."""
     folder = tmp_path / "waited_for"
     folder.mkdir()
     (folder / "__init__.py").write_text("value = 1\n")
@@ -140,7 +140,7 @@ def test_an_import_that_fails_can_be_tried_again_and_the_call_comes_once(package
     assert (calls, module.value) == ([True], 22)
 
 
-def test_the_loader_is_what_it_would_be(package: Path) -> None:
+def test_the_loader_is_unchanged(package: Path) -> None:
     plain = importlib.util.find_spec("waited_for")
     call_after_import("waited_for", lambda: None)
     module = importlib.import_module("waited_for")
@@ -155,7 +155,7 @@ def test_the_loader_is_what_it_would_be(package: Path) -> None:
     assert (importlib.resources.files("waited_for") / "data.txt").read_text() == "data"
 
 
-def test_what_is_imported_already_is_told_at_once(package: Path) -> None:
+def test_the_call_for_an_imported_package_comes_at_once(package: Path) -> None:
     calls: list[int] = []
     call_after_import("waited_for", lambda: calls.append(1))
 

@@ -1,4 +1,4 @@
-"""Programs that train nothing: what a step is there, and how long it takes, against a stopwatch in the program."""
+"""Programs that train nothing: their steps, and how long these take, against a stopwatch in the program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modtrace.record_options import EngineName
 
 
 def units(*arguments: str) -> list[dict[str, Any]]:
-    """Return what `modtrace summary` says of units."""
+    """Return the units of `modtrace summary`."""
     result = CliRunner().invoke(group, ["summary", *arguments, "--format", "json"])
     assert result.exit_code == 0, result.output
     told: list[dict[str, Any]] = json.loads(result.output)["units"]
@@ -56,7 +56,7 @@ def test_a_decode_loop_in_a_range_is_a_step_if_the_range_is_chosen(engine: Engin
 
 
 class Watched(nn.Linear):
-    """Notes how long its forward takes, by thread."""
+    """Measures how long its forward takes, by thread."""
 
     def __init__(self) -> None:
         super().__init__(8, 8)
@@ -91,7 +91,7 @@ def test_calls_of_two_threads_are_steps_with_percentiles_of_their_own(engine: En
     assert {name: unit["measured"] for name, unit in of_thread.items()} == {"": 80, "first": 30, "second": 50}
     for name, watched in took.items():
         unit, around, inside = of_thread[name], sorted(watched), sorted(model.took[name])
-        # A call takes no less than the forward in it, and no more than the stopwatch around it says.
+        # A call takes at least as long as the forward in it, and at most as long as the stopwatch around it says.
         middle = int(statistics.median(inside)), int(statistics.median(around))
         assert middle[0] <= unit["p50_ns"] <= middle[1]
         for field, rank in (("p95_ns", -(-len(around) * 95 // 100)), ("p99_ns", len(around))):

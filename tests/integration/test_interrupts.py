@@ -1,4 +1,4 @@
-"""Ctrl-C all over a recording and at random moments: it reaches the user, and the next step is whole."""
+"""Ctrl-C all over a recording and at random moments: it reaches the user, and the next step is complete."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ COMPLETE = [
 
 
 def in_a_thread_of_its_own(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test that raises at single bytecodes where its thread ends with it.
+    """Run a test that raises at single bytecodes on a thread that ends with it.
 
-    Raised within the end of an except block, where CPython delivers no signal, an exception leaves the one before it
-    behind as that which its thread handles, and later tests would see it as the context of their own.
+    An exception that is raised in the end of an except block, where CPython delivers no signal, leaves the earlier
+    exception behind as the one its thread handles, and later tests would see it as the context of their own.
     """
 
     @functools.wraps(test)
@@ -59,7 +59,7 @@ def train() -> list[float]:
 
 
 def assert_unharmed(engine: EngineName, gradients: list[float]) -> None:
-    """Torch is as before, and a next recording is complete."""
+    """Assert that torch is as before, and that a next recording is complete."""
     assert nn.Module.__call__ is CALL
     assert modtrace.recording.current() is None
     assert train() == gradients
@@ -115,7 +115,7 @@ def test_an_interrupt_anywhere_in_a_recording_harms_nothing(
     for number in every(count, scaled(12, 40, count)):
         where = interrupted_at(event, number, lambda: run(engine, path))
         if number % 256 == 0:
-            # Files that only cycles hold, which the error's traceback is part of, are closed here alone.
+            # Files that only cycles hold, such as the error's traceback, are closed only here.
             gc.collect()
         try:
             assert_unharmed(engine, gradients)
@@ -149,7 +149,7 @@ def test_the_step_after_one_that_was_interrupted_anywhere_is_complete_in_the_sam
     times = [mark.time_ns for mark in timeline.marks if mark.kind == "mark"]
     begins = np.array([span.start_ns for span in timeline.spans])
     for number, first, last in zip(numbers, times[::2], times[1::2], strict=True):
-        # What an interrupt left open of a backward pass says so, and is not where this step's calls are.
+        # Spans of a backward pass that an interrupt left open are incomplete, and not among the calls of this step.
         spans = timeline.spans[int(np.searchsorted(begins, first)) : int(np.searchsorted(begins, last))]
         seen = [(span.fqn, span.phase, span.depth) for span in spans if span.complete]
         if seen != COMPLETE:
@@ -168,7 +168,7 @@ def test_real_signals_at_random_moments_harm_nothing(engine: EngineName, number:
 
 
 class Outer(nn.Module):
-    """Calls another one, which is no part of it."""
+    """Calls another module, which is not a part of it."""
 
     def forward(self, inner: nn.Module, x: torch.Tensor) -> Any:
         return inner(x)
@@ -188,7 +188,7 @@ def test_an_interrupt_after_a_module_died_is_not_lost_and_a_new_one_at_its_place
         outer(made_in_place_of(called, nn.ReLU), x)
 
     with modtrace.record(engine=engine, capacity=1 << 16) as recording:
-        for _ in range(5):  # few calls are looked at, and the ones after 1, 2, 4 and 8 are
+        for _ in range(5):  # only few calls are looked at, including those after 1, 2, 4 and 8
             outer(nn.Identity(), x)
         call_one()
         count = positions("opcode", replace)
@@ -205,7 +205,7 @@ def test_an_interrupt_after_a_module_died_is_not_lost_and_a_new_one_at_its_place
     spans = [(span.start_ns, span.fqn.partition("#")[0]) for span in timeline.spans]
     for begin in begins:
         first = bisect_right(spans, (begin, ""))
-        # What the interrupt left alive keeps its name: then the next one is another (`ReLU#2`).
+        # A module that the interrupt left alive keeps its name: then the next one is another (`ReLU#2`).
         assert [name for _, name in spans[first : first + 4]] == ["Outer", "Identity", "Outer", "ReLU"]
 
 
@@ -243,7 +243,7 @@ def test_an_interrupt_as_soon_as_a_handlers_recording_runs_leaves_nothing_runnin
         raise Interrupt
 
     monkeypatch.setattr(modtrace.Recording, "start", start_and_interrupt)
-    # As `pytest.raises` does not: the exception, whose frames hold the handler, is gone behind this.
+    # Unlike `pytest.raises`, this drops the exception, whose frames hold the handler.
     with contextlib.suppress(Interrupt):
         modtrace.on_trace_ready(tmp_path, engine=engine, capacity=64)
     monkeypatch.undo()
@@ -253,10 +253,10 @@ def test_an_interrupt_as_soon_as_a_handlers_recording_runs_leaves_nothing_runnin
 
 @pytest.mark.parametrize("kind", [PythonEngine, Follower])
 @pytest.mark.parametrize("at", [0, 1], ids=["outermost", "inner"])
-def test_an_interrupt_between_a_calls_entry_and_what_called_for_it_ends_the_call(
+def test_an_interrupt_between_a_calls_entry_and_its_caller_ends_the_call(
     at: int, kind: type[PythonEngine | Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So it comes where torch.compile evaluates frames: there CPython looks for signals behind each call of Python code.
+    # As when torch.compile evaluates frames: there CPython checks for signals after each call of Python code.
     model = nn.Sequential(nn.Identity())
     interrupted = [model, model[0]][at]
 
@@ -281,7 +281,7 @@ def test_an_interrupt_between_a_calls_entry_and_what_called_for_it_ends_the_call
 
     spans = recording.timeline().spans
     one = [("Sequential", 0), ("Sequential.0", 1)]
-    # The tracker is around the recording: what it does not pass on, that does not see.
+    # The tracker is around the recording, which does not see calls that the tracker does not pass on.
     seen = one[: at + (kind is PythonEngine)]
     assert [(span.fqn, span.depth) for span in spans] == [*one, *2 * seen, *one]
     assert all(span.complete for span in spans)

@@ -1,4 +1,4 @@
-"""Ranks of a job that read different clocks: one of them runs in a time namespace of its own."""
+"""Ranks of a job with different clocks: one of them runs in its own time namespace."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_offset_of_a_rank_in_another_time_namespace_is_measured(ending: str,
 
 @needs_time_namespaces
 @pytest.mark.parametrize(("there_us", "back_us"), [(0, 200), (200, 0)])
-def test_the_bound_holds_in_all_windows_where_one_direction_is_slower(there_us: int, back_us: int) -> None:
+def test_the_bound_holds_in_all_windows_if_one_direction_is_slower(there_us: int, back_us: int) -> None:
     command = [*UNSHARE, sys.executable, "-m", "tests.support.delaying_relay"]
     server = subprocess.Popen(
         command, env=python_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -87,5 +87,5 @@ def test_the_bound_holds_in_all_windows_where_one_direction_is_slower(there_us: 
 
     errors = [reading.offset_ns - AHEAD_S * 10**9 for reading in readings]
     assert all(abs(error) <= reading.bound_ns for error, reading in zip(errors, readings, strict=True))
-    # Readings are wrong by half of what one direction takes more, as a rule: what a bound is for.
+    # Readings are usually wrong by half of the slower direction's extra time, which the bound covers.
     assert statistics.median(errors) >= 100_000 if there_us else statistics.median(errors) <= -100_000

@@ -1,4 +1,4 @@
-"""A watcher beside real processes: what is slow in them is kept with its reason, and they never see it."""
+"""A watcher beside real processes: slow steps are kept with their reason, and the processes never notice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
 from tests.support.python_process import HANGS_AFTER_S, run_python
 
-# Each step beside the slow ones takes under a millisecond. What is slow takes longer than a busy machine stops it.
+# The other steps take under a millisecond. Slow steps take longer than a busy machine delays one.
 SLOW_JOB = """
 import gc, glob, io, os, signal, sys, time
 import modtrace, torch
@@ -101,7 +101,7 @@ with modtrace.record(ring="run.modtrace", keep_when="signal") as recording:
 
 
 def wait_for_end(log: Path) -> list[str]:
-    """Wait until the watcher has ended, and return what it said."""
+    """Wait until the watcher has ended, and return its output."""
     deadline = time.monotonic() + HANGS_AFTER_S
     while time.monotonic() < deadline:
         lines = log.read_text().splitlines() if log.exists() else []
@@ -112,7 +112,7 @@ def wait_for_end(log: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("engine", "ending"), [("native", "killed"), ("python", "stopped")])
-def test_what_is_slow_in_a_process_is_kept_with_its_reason(tmp_path: Path, engine: EngineName, ending: str) -> None:
+def test_slow_steps_of_a_process_are_kept_with_their_reason(tmp_path: Path, engine: EngineName, ending: str) -> None:
     run_forked("-c", SLOW_JOB, engine, ending, cwd=tmp_path, status=-9 if ending == "killed" else 0)
     lines = wait_for_end(tmp_path / "run.kept" / "watch.log")
     files = {file.stem: modtrace.load(file) for file in (tmp_path / "run.kept").glob("*.pftrace")}
@@ -131,7 +131,7 @@ def test_what_is_slow_in_a_process_is_kept_with_its_reason(tmp_path: Path, engin
         assert why[0].startswith(reason)
         number = int(name[4:6])
         steps = np.unique(files[name].columns.step)
-        # A process that hangs has no steps after that.
+        # A process that hangs has no later steps.
         assert steps.tolist() == [*range(number - 2, number + (1 if "hang" in name else 3))], name
 
 
@@ -216,7 +216,7 @@ def test_to_keep_does_nothing_once_a_recording_has_ended_by_itself(tmp_path: Pat
         ),
     ],
 )
-def test_what_cannot_be_watched_is_refused(arguments: dict[str, object], message: str) -> None:
+def test_conditions_that_cannot_be_watched_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(modtrace.ModtraceError, match=message):
         modtrace.record(**arguments)  # type: ignore[arg-type]
 
@@ -246,7 +246,7 @@ def test_metrics_of_each_step_come_once_and_their_parts_add_up(tmp_path: Path, e
         assert sum(parts) == pytest.approx(of_step["modtrace/step_ms"])
     assert inside_ms[5] <= metrics[5]["modtrace/re_size_ms"] <= around_ms[5]
     whole = {step.step: step.duration_ns / 1e6 for step in recording.timeline().summary().steps}
-    # The watcher knew fewer readings of the clocks: a moment of its may be another by what is rounded, a nanosecond.
+    # The watcher knew fewer readings of the clocks: its times may differ by a rounding error of one nanosecond.
     step_ms = {step: of_step["modtrace/step_ms"] for step, of_step in metrics.items()}
     assert step_ms == pytest.approx(whole, abs=1.5e-6)
 

@@ -1,4 +1,4 @@
-"""A rank of a real job that comes late once: `ranks slow` and `watch` name it, and the program knows why."""
+"""A rank of a real job that is late once: `ranks slow` and `watch` name it, and the cause that the program knows."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ CAUSES = {
 @pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.full), 1])
 @pytest.mark.parametrize("cause", [pytest.param(one, marks=[pytest.mark.full] * (one != "gc")) for one in CAUSES])
 @pytest.mark.usefixtures("native_engine")
-def test_the_rank_that_comes_late_is_named_with_why(tmp_path: Path, cause: str, late: int) -> None:
+def test_the_late_rank_is_named_with_its_cause(tmp_path: Path, cause: str, late: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "run").mkdir()
     with start_python(

@@ -29,7 +29,7 @@ from tests.support.small_modules import made_in_place_of
 from tests.support.test_scale import PYTHON_IN_FULL
 
 STEPS = int(os.environ.get("MODTRACE_TEST_STEPS", "400"))
-"""Steps of the long runs; 10,000 show what the default cannot."""
+"""Steps of the long runs; 10,000 steps show leaks that the default does not."""
 
 
 class Block(nn.Module):
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class Payload:
-    """Held by a node of the graph: it lives as long as the graph."""
+    """An object that a node of the graph holds: it lives as long as the graph."""
 
 
 class Carry(torch.autograd.Function):
@@ -63,7 +63,7 @@ class Carry(torch.autograd.Function):
 
 
 class Carries(nn.Module):
-    """Puts a payload in the graph, and says by a weak reference whether that is alive."""
+    """Puts a payload in the graph, and shows by a weak reference whether it is alive."""
 
     payload: weakref.ref[Payload]
 
@@ -120,7 +120,7 @@ def test_a_new_module_at_the_place_of_a_dead_one_has_its_own_name(engine: Engine
         model[1] = nn.Identity()
         model.append(made_in_place_of(dying, nn.ReLU))
         model(x).sum().backward()
-        # On a thread that has not called it.
+        # On a thread that has not called the model.
         dying = [model]
         del model
         model = made_in_place_of(dying, nn.Sequential, nn.Sigmoid())
@@ -146,10 +146,10 @@ def test_a_new_module_at_the_place_of_a_dead_one_has_its_own_name(engine: Engine
     assert names[10:] == [("Sequential", "Sequential", "forward"), ("Sequential.0#2", "Sigmoid", "forward")]
 
 
-def test_a_new_module_at_the_place_of_what_has_no_name_is_recorded(engine: EngineName) -> None:
+def test_a_new_module_at_the_place_of_an_unnamed_one_is_recorded(engine: EngineName) -> None:
     class Helped(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            # Directly inside the module's own call it is not shown.
+            # A call directly inside the module's own call is not shown.
             calls: list[nn.Module] = [MethodCall(self, "help")]
             calls[0](x)
             out: Tensor = made_in_place_of(calls, nn.ReLU)(x)
@@ -202,10 +202,10 @@ def test_a_recording_is_freed(engine: EngineName) -> None:
 
 
 class Memory:
-    """What the process and Python's allocator hold beyond what they held when it was marked.
+    """Memory of the process and of Python's allocator beyond their memory at the mark.
 
-    It is made before the first steps: the allocator's tracing does not know what was there before, so what takes the
-    place of that would count as growth.
+    It is made before the first steps: the allocator's tracing does not know earlier memory, so its replacements
+    would count as growth.
     """
 
     def __init__(self) -> None:
@@ -244,13 +244,13 @@ def test_hooks_do_not_pile_up_on_an_input_that_stays(engine: EngineName) -> None
 
     assert not x._backward_hooks
     assert not node._backward_hooks
-    # A hook a step would be more than a hundred bytes each.
+    # One hook per step would be more than a hundred bytes each.
     assert objects < 10_000
 
 
 @PYTHON_IN_FULL
 def test_memory_is_flat(engine: EngineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # How many steps a busy machine delays is not known: the longest are noted, whose number tests of notes ask.
+    # The number of steps that a busy machine delays is unknown: the longest are noted, and tests of notes count them.
     monkeypatch.setattr(RunDelay, "__call__", lambda self: 0)
     monkeypatch.setattr(step_notes, "_MAX_SLOW_STEPS", 0)
     torch.manual_seed(0)
@@ -272,7 +272,7 @@ def test_memory_is_flat(engine: EngineName, tmp_path: Path, monkeypatch: pytest.
             end_step()
         return memory.grown()
 
-    # CPython 3.10 keeps frames, and torch 2.8 objects, by tens of kilobytes without a recording too.
+    # CPython 3.10 keeps frames, and torch 2.8 objects, of tens of kilobytes without a recording too.
     keeps_some = sys.version_info < (3, 11) or torch.__version__ < "2.9"
     unrecorded = grown(lambda: None)[1] if keeps_some else 0
     with modtrace.record(engine=engine, capacity=1 << 12, ring=tmp_path / "ring") as recording:
@@ -281,7 +281,7 @@ def test_memory_is_flat(engine: EngineName, tmp_path: Path, monkeypatch: pytest.
     torch.set_num_threads(threads)
 
     assert recording.snapshot().stats.overwritten > 1 << 12
-    # Ten bytes a step would be seen: nothing is kept for a step, a call or a node.
+    # Ten bytes per step would be seen: nothing is kept for a step, a call or a node.
     assert objects - unrecorded < 10 * STEPS + 10_000
     assert rss < 4 << 20
 
@@ -294,7 +294,7 @@ def test_a_long_run_of_a_wide_model_keeps_the_ring_and_no_more(engine: EngineNam
     model = nn.Sequential(*[nn.Identity() for _ in range(calls - 1)])
     x = torch.ones(1)
     memory = Memory()
-    # Without ranges, as the garbage collections of `Memory` would be among them.
+    # Without ranges, which would include the garbage collections of `Memory`.
     with modtrace.record(engine=engine, capacity=capacity, ranges=False) as recording:
         for _ in range(capacity // (2 * calls) + 1):
             model(x)

@@ -1,4 +1,4 @@
-"""A second process reads the ring while it is written: no event and no span is made of two."""
+"""A second process reads the ring while it is written: no event and no span is a mixture of two."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads
             assert (events.name == events.value % 1000).all()
             for thread in np.unique(events.thread):
                 own = events.thread == thread
-                # What one thread wrote is in order, each value and each time with its own serial number.
+                # Events of one thread are in order, each value and each time with its own serial number.
                 assert (np.diff(events.value[own]) > 0).all()
                 assert (np.diff(events.time[own]) >= 0).all()
                 assert (events.value[own] % 2 == events.value[own][0] % 2).all()

@@ -1,4 +1,4 @@
-"""What a DataLoader's workers do: counted by the dataset itself, for both start methods and both engines."""
+"""Workers of a DataLoader: their rows, counted by the dataset itself, for both start methods and both engines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Rows(Dataset[Tensor]):
 def train(
     start_method: str, engine: EngineName, processes: int, *, workers: bool
 ) -> tuple[modtrace.Timeline, Counter[int]]:
-    """Train three steps on batches of four rows; returns the recording, and how many rows each worker made."""
+    """Train three steps on batches of four rows; return the recording, and the number of rows of each worker."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-12)
     loader = DataLoader(Rows(), batch_size=4, num_workers=processes, multiprocessing_context=start_method)
@@ -115,7 +115,7 @@ print([path.name for path in Path(tempfile.gettempdir()).glob("modtrace-*")], fl
 def test_the_rings_of_workers_go_with_the_process_however_it_ends(
     death: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # Workers send tensors by sockets in this folder, whose paths have at most 107 bytes.
+    # Workers send tensors by sockets in this folder, and a socket's path has at most 107 bytes.
     temporary = tmp_path_factory.getbasetemp() / f"t{len(death)}"
     temporary.mkdir()
     environment = python_environment(TMPDIR=str(temporary))

@@ -1,8 +1,8 @@
-"""Which modules a kernel belongs to, judged by what modules leave in the code that Inductor writes.
+"""The modules of each kernel, judged by marks that modules leave in the code that Inductor writes.
 
 Each module multiplies its inputs and its outputs by numbers that are found nowhere else, and so leaves these in each
-kernel, forward and backward, that does some of it. A product is of the module whose weight it reads or whose gradient
-it writes. Nothing of this comes from what Inductor notes of nodes. Kernels are not compiled: their code is enough.
+kernel, forward and backward, that does some of its work. A product belongs to the module whose weight it reads or
+whose gradient it writes. Inductor's notes on nodes are not used. Kernels are not compiled: their code is enough.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INPUT = re.compile(r"\b(?:primals_(\d+)|arg(\d+)_1)\b")
 
 
 def mark(module: nn.Module, number: int) -> tuple[str, str]:
-    """Have a module multiply by two numbers of its own; returns how they are written."""
+    """Make a module multiply by two numbers of its own; return how they are written."""
     kind: Any = type(module)
     first, last = float(f"1.{2 * number:04d}1"), float(f"1.{2 * number + 1:04d}1")
 
@@ -75,15 +75,15 @@ class Net(nn.Module):
 
 
 class Judge:
-    """What Inductor writes for a model, and which modules its code shows.
+    """Inductor's code for a model, and the modules that its code shows.
 
     Attributes:
-        codes: of each graph that was compiled, and of each module of inputs that its captured graph had.
-        module_of: by its number, the module that multiplies by it.
+        codes: code of each compiled graph, with the module of each input of its captured graph.
+        module_of: the module that multiplies by a number, by number.
     """
 
     def __init__(self, model: nn.Module, parts: dict[str, nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Mark the modules of each part, which is compiled by itself: those at one place of each are marked alike."""
+        """Mark the modules of each separately compiled part: those at the same place get the same marks."""
         self.codes, self.inputs, self.module_of = list[tuple[str, list[Any]]](), list[Any](), dict[str, str]()
         self.weights = dict[int, str]()
         classes = dict[tuple[type, str], type]()
@@ -106,11 +106,11 @@ class Judge:
         self.codes.append((code, self.inputs))
 
     def check(self, graph: dict[str, Any], around: set[str]) -> set[str]:
-        """Check what is noted of a graph's kernels; returns the modules that are proven.
+        """Check the notes on a graph's kernels; return the modules that are proven.
 
         Args:
-            graph: as metadata has it.
-            around: modules that hold others.
+            graph: the graph's entry in the metadata.
+            around: modules that contain others.
         """
         paths = [name.rpartition(": ")[0] for name, *_ in graph["work"]]
         said = [
@@ -137,7 +137,7 @@ class Judge:
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("training", [True, False])
-def test_kernels_are_of_the_modules_whose_marks_and_weights_they_have(
+def test_kernels_belong_to_the_modules_whose_marks_and_weights_they_have(
     training: bool, dynamic: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = Net(), torch.ones(3, 4, 32) if dynamic else torch.ones(16, 32)

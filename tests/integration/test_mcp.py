@@ -1,4 +1,4 @@
-"""`modtrace mcp` as the SDK's own client sees it: its answers, how long they are, and what it never reads or does."""
+"""`modtrace mcp` as the SDK's own client sees it: its answers, their length, and what it never reads or does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 def ask(server: Any, *calls: Call) -> list[CallToolResult]:
-    """Return what a server, or the process of its parameters, answers to calls of tools, in turn."""
+    """Return the answers of a server, or of the process with these parameters, to calls of tools, in turn."""
 
     async def session() -> list[CallToolResult]:
         transport = stdio_client(server) if isinstance(server, StdioServerParameters) else server
@@ -267,7 +267,7 @@ def named_socket(folder: Path) -> None:
 
 
 def nothing(folder: Path) -> None:
-    """There is only what `served` made."""
+    """Add nothing to the files of `served`."""
 
 
 OUTSIDE = [
@@ -295,7 +295,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize(("make", "path"), OUTSIDE, ids=[f"{make.__name__}-{path!r}" for make, path in OUTSIDE])
-def test_no_tool_reads_what_is_outside_or_is_no_file(make: Callable[[Path], None], path: str, served: Path) -> None:
+def test_no_tool_reads_a_path_outside_or_a_non_file(make: Callable[[Path], None], path: str, served: Path) -> None:
     make(served)
 
     for name, arguments in [
@@ -315,7 +315,7 @@ def test_no_tool_reads_what_is_outside_or_is_no_file(make: Callable[[Path], None
 
 
 @pytest.mark.parametrize("make", [link_to_file, link_to_folder, link_to_itself, named_pipe, named_socket])
-def test_files_lists_nothing_that_is_outside_or_is_no_file(make: Callable[[Path], None], served: Path) -> None:
+def test_files_lists_no_path_outside_and_no_non_file(make: Callable[[Path], None], served: Path) -> None:
     make(served)
 
     (answer,) = ask(make_server(served), ("files", {}))
@@ -429,7 +429,7 @@ main()
 
 @contextmanager
 def http_server(folder: Path) -> Iterator[tuple[str, str]]:
-    """The address and the token of a server of a folder."""
+    """Address and token of a server for a folder."""
     with start_python("-m", "modtrace", "mcp", folder, "--http", stderr=-1) as started:
         assert started.stderr is not None
         line = started.stderr.readline()
@@ -445,7 +445,7 @@ def http_server(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def status(url: str, **headers: str) -> int:
-    """The status of a request that lists the tools, with these headers."""
+    """Return the status of a request that lists the tools, with these headers."""
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()
     sent = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **headers}
     try:
@@ -456,7 +456,7 @@ def status(url: str, **headers: str) -> int:
             return error.code
 
 
-def test_over_http_only_who_has_the_token_is_answered_and_on_this_machine_alone(served: Path) -> None:
+def test_over_http_only_clients_on_this_machine_with_the_token_are_answered(served: Path) -> None:
     with http_server(served) as (url, token):
         right = f"Bearer {token}"
 
@@ -551,7 +551,7 @@ def test_each_command_of_the_guide_runs(native_engine: None, tmp_path: Path, mon
     assert re.match(r"---\nname: modtrace\ndescription: .+\n---\n", guide)
 
 
-def test_the_guide_names_the_tools_that_there_are(tmp_path: Path) -> None:
+def test_the_guide_names_the_tools_that_exist(tmp_path: Path) -> None:
     guide = CliRunner().invoke(commands, ["mcp", "--guide"]).output
 
     named = re.findall(r"`(\w+)`", guide.partition("serves the same answers:")[2].partition(".")[0])

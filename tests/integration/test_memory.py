@@ -1,4 +1,4 @@
-"""A long run into a small ring: memory stays as it was after the ring was full, and no event is unaccounted for."""
+"""A long run with a small ring: memory stays flat after the ring was full, and every event is accounted for."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def run(engine: EngineName, ring: str) -> None:
     done = run_forked("-c", SCRIPT, engine, ring, STEPS, CALLS, CAPACITY)
     told = json.loads(done.stdout)
 
-    # Two events a forward call, and a step's mark; backward has the engine's own number of events.
-    # Before the first mark, the first pass said that it reached parameters, as it may have ended a step.
+    # Two events per forward call, and a step's mark; the number of events in backward depends on the engine.
+    # Before the first mark, the first pass notes that it reached parameters, as it may have ended a step.
     per_step = (told["recorded"] - 1) / STEPS
     assert per_step == int(per_step)
     assert per_step > 2 * CALLS

@@ -1,4 +1,4 @@
-"""Planted culprits of memory that runs out, or grows: the sentence names the module or the category."""
+"""Planted causes of memory that runs out, or grows: the sentence names the module or the category."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def held_by(steps: Callable[[Training], None]) -> HeldMemory:
     [
         (keep_outputs, "tensor memory grows by 125.00 KiB a step: Net.head 125.00 KiB"),
         (keep_history, "tensor memory grows by 19.53 KiB a step: no module 19.53 KiB"),
-        # The scalar and its graph: of each block what its two layers save, and the head's output.
+        # The scalar and its graph: the tensors saved by the two layers of each block, and the head's output.
         (evaluate_with_gradients, "tensor memory grows by 48.00 KiB a step: Net.blocks.* 48.00 KiB"),
         (keep_activations_by_a_hook, "tensor memory grows by 8.00 KiB a step: Net.blocks.1.1 8.00 KiB"),
         # 3 × (64 × 64 + 64) + 64 × 1000 + 1000 floats
         (keep_gradients, "tensor memory grows by 302.66 KiB a step: backward 302.66 KiB"),
-        # Two moments as large as these, and a count of 4 bytes for each of 8 parameters.
+        # Two moments of this size, and a count of 4 bytes for each of 8 parameters.
         (make_an_optimizer_in_each_step, "tensor memory grows by 605.34 KiB a step: optimizer 605.34 KiB"),
     ],
 )
-def test_a_leak_is_told_with_who_holds_it(steps: Callable[[Training], None], sentence: str) -> None:
+def test_a_leak_is_reported_with_its_holder(steps: Callable[[Training], None], sentence: str) -> None:
     assert held_by(steps).sentences == [sentence]
 
 
@@ -91,11 +91,11 @@ def keep_between(training: Training) -> None:
     [
         (keep_in_a_range, "remember", ", in remember,"),
         (keep_between, None, ", between Net forward and backward,"),
-        # The same gap frees the step's output, which is larger: it is not clear where what is kept comes from.
+        # The same gap frees the step's output, which is larger: the origin of the kept memory is unclear.
         (keep_history, None, ""),
     ],
 )
-def test_what_grows_outside_of_modules_is_told_with_its_place(
+def test_growth_outside_modules_is_reported_with_its_place(
     steps: Callable[[Training], None], where: str | None, place: str
 ) -> None:
     training = Training()
@@ -111,7 +111,7 @@ def test_what_grows_outside_of_modules_is_told_with_its_place(
     )
     assert summary.memory is not None
     holders = {holder.fqn: holder.bytes for holder in summary.memory.holders}
-    # The peak is in one of the last two steps: all that was kept before it.
+    # The peak is in one of the last two steps, with everything that was kept before it.
     assert holders["no module"] >= (STEPS - 2) * 20_000
 
 
@@ -120,7 +120,7 @@ def test_a_training_that_keeps_nothing_has_no_sentence() -> None:
 
 
 SAVED = {f"Net.blocks.{block}.{layer}": 32 * 64 * 4 for block in range(3) for layer in range(2)}
-"""What each layer's output takes: GELU saves that of Linear, and the next Linear that of GELU."""
+"""Bytes of each layer's output: GELU saves that of Linear, and the next Linear that of GELU."""
 
 
 def checkpoint_blocks(training: Training) -> None:
@@ -135,18 +135,18 @@ def checkpoint_blocks(training: Training) -> None:
     ("steps", "saved"),
     [
         (keep_nothing, SAVED | {"Net.head": 32 * 1000 * 4}),
-        (keep_outputs, SAVED),  # an output that lives on is not freed after the pass
+        (keep_outputs, SAVED),  # an output that stays alive is not freed after the pass
         # The output of each block goes into the next one.
         (checkpoint_blocks, {f"Net.blocks.{block}.1": 32 * 64 * 4 for block in range(3)} | {"Net.head": 32 * 1000 * 4}),
     ],
 )
-def test_modules_keep_for_backward_what_is_freed_in_or_after_it(
+def test_modules_keep_tensors_for_backward_that_are_freed_in_or_after_it(
     steps: Callable[[Training], None], saved: dict[str, int]
 ) -> None:
     assert held_by(steps).saved == saved
 
 
-def test_a_failed_allocation_says_what_is_saved_and_what_checkpointing_would_free() -> None:
+def test_a_failed_allocation_names_saved_memory_and_what_checkpointing_would_free() -> None:
     training = Training()
     with modtrace.record(memory=True) as recording:
         for _ in range(3):
@@ -170,12 +170,12 @@ def test_a_failed_allocation_says_what_is_saved_and_what_checkpointing_would_fre
     [
         (widen_the_batch, "256.00 TiB", "forward Net.blocks.0.0"),
         (widen_the_head, "128.00 TiB", "forward Net.head"),
-        (mask_each_pair_of_many_tokens, "64.00 TiB", "forward Net.blocks.0#2"),  # another one had that name
+        (mask_each_pair_of_many_tokens, "64.00 TiB", "forward Net.blocks.0#2"),  # another module had that name
         (ask_in_backward, "256.00 TiB", "backward Net.blocks.3"),
         (ask_outside, "256.00 TiB", "no module"),
     ],
 )
-def test_a_failed_allocation_is_told_with_its_module(
+def test_a_failed_allocation_is_reported_with_its_module(
     asking: Callable[[Training], None], asked: str, place: str, tmp_path: Path
 ) -> None:
     ring = tmp_path / "run.modtrace"
@@ -194,7 +194,7 @@ def test_a_failed_allocation_is_told_with_its_module(
     assert summary.sentences == (told,)
 
 
-def test_owners_at_a_failed_allocation_hold_all_that_is_held() -> None:
+def test_owners_at_a_failed_allocation_account_for_all_memory() -> None:
     training = Training()
     with modtrace.record(memory=True) as recording:
         kept = [training.step() for _ in range(3)]
@@ -212,7 +212,7 @@ def test_owners_at_a_failed_allocation_hold_all_that_is_held() -> None:
 
 
 class Hoard(nn.Module):
-    """Its n-th module keeps n floats of each call, and saves as many for backward."""
+    """Its n-th module keeps n floats of each call, and saves n floats for backward."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class Row(nn.Module):
         return x.expand(self.size).exp().sum()
 
 
-def test_what_each_module_holds_and_saves_is_known_however_many_there_are() -> None:
+def test_held_and_saved_memory_is_known_for_any_number_of_modules() -> None:
     count, steps = 4200, 2
     model, x = Hoard(count), torch.ones(1, requires_grad=True)
     with modtrace.record(memory=True) as recording:
@@ -283,18 +283,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_process_says_what_it_held(tmp_path: Path) -> None:
+def test_the_memory_of_a_killed_process_is_known(tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
     run_forked("-c", KILLED, ring, status=-signal.SIGKILL)
 
     (told,) = modtrace.where(ring).ranks[0].memory
-    # As the last step ended: the outputs of the four before, and its own.
+    # At the end of the last step: the outputs of the four steps before, and its own.
     assert told.startswith("its tensors held ")
     assert " at its last event; before, held: " in told
     assert ", by Net.head 625.00 KiB (" in told
 
 
-def test_children_that_are_forked_while_threads_allocate_free_what_they_inherit() -> None:
+def test_children_forked_while_threads_allocate_free_inherited_memory() -> None:
     stop = threading.Event()
 
     def allocate() -> None:
@@ -322,7 +322,7 @@ def test_children_that_are_forked_while_threads_allocate_free_what_they_inherit(
     assert statuses == [0] * 20
 
 
-def test_a_second_recording_begins_with_what_is_left_of_the_first() -> None:
+def test_a_second_recording_starts_with_the_memory_left_by_the_first() -> None:
     model, x = nn.Linear(64, 64, bias=False), torch.randn(32, 64)
     gc.collect()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What calls keep and take of memory, beside a replay of all allocations that torch's own profiler reports."""
+"""Memory that calls keep and take, compared with a replay of all allocations that torch's own profiler reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("native_engine", "one_thread")
 
 
 def calls_of(timeline: modtrace.Timeline) -> list[ReplayedCall]:
-    """What the recording says of each call, in the order of their begins."""
+    """The recorded memory of each call, in the order of their starts."""
     memory = measure_calls(timeline)
     assert memory is not None
     assert memory.known.all()
@@ -112,7 +112,7 @@ class OddStorages(nn.Module):
 
 
 class RaisesInside(nn.Module):
-    """Raises in an inner call, which its own code catches at the second time."""
+    """Raises in an inner call; its own code catches the error the second time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_calls_that_raise_are_counted_until_they_raise() -> None:
     assert_equal_to_the_byte(*recorded_and_replayed(model, steps))
 
 
-def test_backward_of_each_layer_of_a_chain_begins_with_what_the_replay_holds() -> None:
+def test_backward_of_each_layer_of_a_chain_starts_with_the_memory_of_the_replay() -> None:
     model, x = nn.Sequential(*(nn.Linear(8 << i, 16 << i) for i in range(4))), torch.randn(32, 8)
 
     def steps() -> None:
@@ -186,7 +186,7 @@ def test_backward_of_each_layer_of_a_chain_begins_with_what_the_replay_holds() -
     )
 
 
-def test_a_profiler_with_memory_sees_what_it_sees_without_a_recording() -> None:
+def test_a_profiler_with_memory_sees_the_same_as_without_a_recording() -> None:
     def profiled() -> list[tuple[str, int]]:
         model, x = nn.Linear(32, 32), torch.randn(64, 32)
         with torch.profiler.profile(profile_memory=True, acc_events=True) as profiler:

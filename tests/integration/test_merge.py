@@ -1,4 +1,4 @@
-"""Merging over real GPU traces: what the profiler wrote survives, everything adds up, and Perfetto imports it."""
+"""Merging into real GPU traces: the profiler's events survive, everything adds up, and Perfetto imports it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_our_ids_collide_with_none_and_lie_above(path: Path, folder: Path) -> No
     events = json.loads(merged(path, folder).read_text())["traceEvents"]
     count = len(document(path)["traceEvents"])
     theirs, ours = events[:count], events[count:]
-    # Counters are of a process.
+    # Counters belong to a process, not to a thread.
     assert {event["name"].split(":")[0] for event in ours if "tid" not in event} <= {"step"}
     assert not {event["tid"] for event in ours if "tid" in event} & {event.get("tid") for event in theirs}
     assert {event["pid"] for event in ours} <= {event.get("pid") for event in theirs}
     order = {(e["pid"], e["tid"]): e["args"]["sort_index"] for e in events if e.get("name") == "thread_sort_index"}
     added = [event for event in ours if event["name"] == "thread_name" and event["tid"] != -1]
     for event in added:
-        # Of equal indexes the main thread's row comes first, then what has the lower id.
+        # With equal indexes, the main thread's row is first, then rows by thread id.
         of_process = [(index, tid != pid, tid) for (pid, tid), index in order.items() if pid == event["pid"]]
         shown = [tid for _, _, tid in sorted(of_process)]
         below = shown[shown.index(event["tid"]) :]
@@ -167,7 +167,7 @@ def test_as_pftrace_every_slice_of_the_profiler_keeps_its_time(
     assert Counter((r["category"], r["ts"], r["dur"]) for r in rows if r["category"] not in {*ours, "step"}) == wanted
     packets, json_ = (modtrace.load(file).summary() for file in (out, merged(path, folder)))
     assert [(row.fqn, row.calls) for row in packets.rows] == [(row.fqn, row.calls) for row in json_.rows]
-    assert [row[16:] for row in packets.rows] == [row[16:] for row in json_.rows]  # what a GPU did
+    assert [row[16:] for row in packets.rows] == [row[16:] for row in json_.rows]  # the columns of GPU times
     assert (packets.gpu, packets.gpu_steps) == (json_.gpu, json_.gpu_steps)
     written = Counter(
         event["cat"]
@@ -250,7 +250,7 @@ def test_wrong_targets_are_refused_and_harm_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu_traces")
-def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
+def test_the_command_merges_and_reports_it(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = run_python("-m", "modtrace", "merge", GPU_TRACES[0], "-o", out)
     assert "its ranges of record_function; profile with with_stack=True" in done.stderr

@@ -1,4 +1,4 @@
-"""The profiler's flows in merged traces from GPU machines, held against its own JSON, read as it is written."""
+"""The profiler's flows in merged traces from GPU machines, compared with its own JSON, read in file order."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ DRAWN = """
 
 
 def ns(microseconds: float) -> int:
-    """Round apart from the whole microseconds: since 1970, products with a double lie 256 ns apart."""
+    """Round only the part below a microsecond: since 1970, products with a double lie 256 ns apart."""
     return int(microseconds) * 1000 + round(microseconds % 1 * 1000)
 
 
 def flows_of(events: list[dict[str, Any]]) -> Counter[tuple[str, int, str, int, int]]:
-    """Each flow whose begin comes before its end, by time and then in the file: its slices, and how far they are apart.
+    """Each flow that starts before it ends, by time and then in the file: its slices, and how far they are apart.
 
-    The profiler writes each end of a flow right behind the slice that it belongs to. Of a slice the name and the
-    duration tell which it is; ns.
+    The profiler writes each end of a flow directly after the slice that it belongs to. The name and the duration in ns
+    identify a slice.
     """
     ends = {
         (event["ph"], event["cat"], event["id"]): (event["ts"], position, events[position - 1])
@@ -52,7 +52,7 @@ def flows_of(events: list[dict[str, Any]]) -> Counter[tuple[str, int, str, int, 
 @pytest.mark.parametrize(
     ("path", "count"), list(zip(GPU_TRACES, (117, 4317, 7000), strict=True)), ids=lambda value: str(value)
 )
-def test_perfetto_draws_those_that_have_two_ends(
+def test_perfetto_draws_flows_with_two_ends(
     path: Path, count: int, tmp_path: Path, trace_processor: type[TraceProcessor]
 ) -> None:
     out = tmp_path / "out.pftrace"
@@ -61,7 +61,7 @@ def test_perfetto_draws_those_that_have_two_ends(
     drawn = Counter(
         (row["begins"], row["begin_dur"], row["ends"], row["end_dur"], row["apart"])
         for row in opened.query(DRAWN)
-        if row["category"] != "forward"  # these are ours
+        if row["category"] != "forward"  # these are modtrace's
     )
     expected = flows_of(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
     assert expected.total() == count

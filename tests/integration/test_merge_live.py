@@ -1,4 +1,4 @@
-"""Merging what torch.profiler writes now, on the CPU, with a recording of the same steps."""
+"""Merging a profile that torch.profiler writes now, on the CPU, with a recording of the same steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def extent(event: dict[str, Any]) -> tuple[int, int]:
 
 
 def seated_by(latest: int) -> int:
-    """By how many ns slices are moved so that they nest for readers who make nanoseconds of doubles of µs.
+    """By how many ns slices are moved so that they nest for readers that compute ns from doubles of µs.
 
     The profiler's times count from a base that is moved every three months. From 51 days after that on, doubles of µs
     lie a nanosecond apart.
@@ -85,7 +85,7 @@ def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline],
     seen = sorted(extent(e) for e in slices(profiled, ours=False) if e["name"].startswith("nn.Module: "))
     assert len(forward) == len(seen) == 3 * (5 + 3)
     for (slice_, _), module in zip(forward, seen, strict=True):
-        # What the profiler sees of a call is what records it, too.
+        # The profiler's slice of a call contains the code that records it, too.
         assert module[0] - 2000 <= slice_[0]
         assert slice_[1] <= module[1] + 2000
     backward = [extent(e) for e in ours if e["cat"] == "backward"]
@@ -98,7 +98,7 @@ def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline],
         for (s, e), (begin, end) in ((ours, node), (node, ours))
         if s + by < begin < e - by and e + by < end
     ]
-    assert told.metadata["attributed_nodes"] == told.metadata["nodes"] - 3  # the sum lies outside of the model
+    assert told.metadata["attributed_nodes"] == told.metadata["nodes"] - 3  # the sum lies outside the model
 
 
 @pytest.mark.parametrize("engine", ["auto", "python"])
@@ -118,7 +118,7 @@ def test_a_profile_with_stacks_nests_as_without_a_recording(tmp_path: Path, engi
     ]
 
 
-def test_without_sync_marks_operators_bring_the_clocks_together(tmp_path: Path) -> None:
+def test_without_sync_marks_operators_align_the_clocks(tmp_path: Path) -> None:
     with modtrace.record(engine="python") as recording, profile(activities=CPU) as profiler:
         steps(20)
     profiler.export_chrome_trace(str(tmp_path / "profile.json"))
@@ -135,7 +135,7 @@ def test_without_sync_marks_operators_bring_the_clocks_together(tmp_path: Path) 
     ]
     assert len(starts[0]) == len(starts[1]) == 20 * 5
     apart = [abs(starts[0][call] - starts[1][call]) for call in starts[0]]
-    # Neither is off by more than its bound.
+    # Each time is off by at most its bound.
     bounds = [told.metadata["alignment"]["operators"] for told in (by_marks, merged)]
     assert max(apart) <= sum(bound["bound_ns"] for bound in bounds)
     assert sorted(apart)[len(apart) // 2] <= sum(bound["typical_ns"] for bound in bounds)

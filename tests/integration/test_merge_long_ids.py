@@ -1,4 +1,4 @@
-"""Ids of processes and threads beyond 32 bits, as of macOS, are merged and loaded again."""
+"""Ids of processes and threads beyond 32 bits, such as those of macOS, are merged and loaded again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_merged_trace_is_loaded_again(tmp_path: Path, suffix: str, pid: int, t
 
 @IDS
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_what_the_trace_itself_knows_is_loaded_again(tmp_path: Path, suffix: str, pid: int, tid: int) -> None:
+def test_names_from_the_trace_itself_are_loaded_again(tmp_path: Path, suffix: str, pid: int, tid: int) -> None:
     modtrace.merge(profile(tmp_path, pid, tid), None, tmp_path / f"merged{suffix}")
     loaded = modtrace.load(tmp_path / f"merged{suffix}")
     assert [(track.tid, track.process.pid) for track in loaded.tracks] == [(tid, pid)]

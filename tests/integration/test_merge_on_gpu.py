@@ -1,4 +1,4 @@
-"""A merge of what an H200 did, judged by ranges around each call, correlation ids and sequence numbers."""
+"""A merge of a profile from an H200, judged by ranges around each call, correlation ids and sequence numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_kernels_of_a_checkpointed_model_are_under_the_module_that_launched_them
     profile, merged = tmp_path / "profile.json", tmp_path / "merged.json"
     profile.write_bytes(gzip.decompress(PROFILE.read_bytes()))
     document = json.loads(profile.read_bytes())
-    # As torch numbered them.
+    # The numbers that torch gave to the threads.
     number = {MAIN_THREAD: 1, AUTOGRAD_THREAD: 2}
     threads = {
         event["name"]: number[event["tid"]]

@@ -1,4 +1,4 @@
-"""Collectives and backward passes of a recording in a merged trace: where they lie, and that they are read back."""
+"""Collectives and backward passes of a recording in a merged trace: their places, and reading them back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SYNC_TIMES = range(500, 8000, 500)
 
 
 def profile(*events: dict[str, Any]) -> bytes:
-    """A trace with slices of 0 ns that say where the recording's clock was, and operators on both threads."""
+    """A trace with slices of 0 ns at known times of the recording's clock, and operators on both threads."""
     syncs = [x("cpu_op", f"modtrace.sync#{at}", at, at) for at in SYNC_TIMES]
     operators = [x("cpu_op", "op", 1200, 1300), x("cpu_op", "op", 7000, 7900, tid=WORKER)]
     return trace(*syncs, *operators, *events)
@@ -57,7 +57,7 @@ def test_collectives_and_passes_are_read_back_in_the_traces_time(tmp_path: Path,
     assert loaded.marks == expected.marks
 
 
-def test_what_the_command_line_does_to_a_trace_with_collectives_keeps_them(tmp_path: Path) -> None:
+def test_the_command_line_keeps_the_collectives_of_a_trace(tmp_path: Path) -> None:
     """A merged trace, loaded and saved, and loaded again."""
     loaded = modtrace.load(merged(recorded(), tmp_path, ".json"))
     loaded.save(tmp_path / "saved.pftrace")
@@ -137,7 +137,7 @@ def test_perfetto_shows_collectives_and_passes_with_their_arrows_and_the_profile
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_of_a_long_recording_collectives_and_passes_in_the_profiled_window_are_kept_whole(
+def test_collectives_and_passes_in_the_profiled_window_of_a_long_recording_stay_whole(
     tmp_path: Path, suffix: str
 ) -> None:
 
@@ -150,7 +150,7 @@ def test_of_a_long_recording_collectives_and_passes_in_the_profiled_window_are_k
         return modtrace.load(out)
 
     loaded = in_window(1620, 6550)
-    # The first calls began before, and the last pass comes behind.
+    # The first calls started before the window, and the last pass comes after it.
     assert list(loaded.collectives) == list(recorded(late=0).collectives)
     assert loaded.backward_passes == recorded(late=0).backward_passes[:2]
 
@@ -175,7 +175,7 @@ def test_steps_of_the_profiler_count_for_collectives_too(tmp_path: Path) -> None
 def test_collectives_and_passes_nest_for_every_reader_of_times_since_1970(
     tmp_path: Path, trace_processor: type[TraceProcessor]
 ) -> None:
-    """Doubles of such times lie 250 ns apart, and Perfetto drops slices that partly overlap then."""
+    """Doubles of such times lie 250 ns apart, and Perfetto then drops slices that partly overlap."""
     random = np.random.default_rng(0)
     own = recorded(late=0)
     starts = np.cumsum(random.integers(1, 400, 300))
@@ -198,14 +198,14 @@ def test_collectives_and_passes_nest_for_every_reader_of_times_since_1970(
 
 
 def pairs(starts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Intervals of which some touch the next one."""
+    """Intervals, some of which touch the next one."""
     return (
         (start, end - (end - start) // 3 * (n % 2))
         for n, (start, end) in enumerate(itertools.pairwise(starts.tolist()))
     )
 
 
-def test_of_another_process_nothing_is_merged(tmp_path: Path) -> None:
+def test_nothing_of_another_process_is_merged(tmp_path: Path) -> None:
     own, other = recorded(), Process(PID + 1)
     of_worker = [track._replace(process=other) if track.tid == WORKER else track for track in own.tracks]
     both = replace(own, tracks=of_worker)
@@ -215,7 +215,7 @@ def test_of_another_process_nothing_is_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_under_another_pid_collectives_and_passes_are_of_the_traces_process(tmp_path: Path, suffix: str) -> None:
+def test_under_another_pid_collectives_and_passes_belong_to_the_traces_process(tmp_path: Path, suffix: str) -> None:
     """The trace was made in a container, where the process had another pid."""
     own = recorded()
     inner = Process(1)
@@ -254,11 +254,11 @@ def test_no_time_is_counted_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 def test_steps_of_a_merged_trace_say_how_long_backward_was(tmp_path: Path, suffix: str) -> None:
     steps = modtrace.load(merged(recorded(), tmp_path, suffix)).summary().steps
-    # The pass inside another one counts once, and what lies behind the last span to the step as far as that reaches.
+    # A pass inside another one counts once; time after the last span counts for the step, up to the step's end.
     assert [(step.step, step.backward_pass_ns) for step in steps] == [(0, 0), (1, 500)]
 
 
-def test_a_merged_trace_that_someone_edited_is_read_as_a_profilers(tmp_path: Path) -> None:
+def test_a_merged_trace_that_someone_edited_is_read_as_a_profilers_trace(tmp_path: Path) -> None:
     path = merged(recorded(), tmp_path, ".json")
     document, spans = json.loads(path.read_text()), list(modtrace.load(path).spans)
     ours = [e for e in document["traceEvents"] if e.get("cat") == "communication"]
@@ -314,7 +314,7 @@ recording.save(f"{folder}/run.pftrace")
 """
 
 
-def test_a_live_recording_agrees_with_what_the_profiler_saw_of_the_collectives(tmp_path: Path, engine: str) -> None:
+def test_a_live_recording_agrees_with_the_profilers_collectives(tmp_path: Path, engine: str) -> None:
     run_forked("-W", "ignore", "-c", LIVE, engine, str(tmp_path))
     told = modtrace.merge(tmp_path / "profile.json", tmp_path / "run.pftrace", tmp_path / "merged.pftrace")
     loaded = modtrace.load(told.path)
@@ -326,10 +326,10 @@ def test_a_live_recording_agrees_with_what_the_profiler_saw_of_the_collectives(t
         (row.start_ns, row.end_ns) for row in loaded.collectives if row.operator == "all_reduce" and not row.is_wait
     ]
     bound = told.metadata["alignment"]["operators"]["bound_ns"]
-    if engine == "python":  # what DistributedDataParallel's C++ launches is not seen
+    if engine == "python":  # collectives launched by DistributedDataParallel's C++ are not seen
         seen = seen[2::3]
     assert len(seen) == 3 * (3 if engine == "native" else 1)
-    # The native engine's tap lies inside the operator, what the Python engine patches around it.
+    # The native engine's tap lies inside the operator, the Python engine's patch around it.
     for call, operator in zip(calls, seen, strict=True):
         outer, inner = (operator, call) if engine == "native" else (call, operator)
         assert outer[0] - bound <= inner[0]

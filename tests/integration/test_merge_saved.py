@@ -1,4 +1,4 @@
-"""A recording has the same span events in JSON, saved alone or merged over a trace of the profiler."""
+"""A recording has the same span events in JSON, whether it is saved alone or merged into a profiler's trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEVELS = 600
 
 
 def moved(timeline: Timeline, start: int) -> Timeline:
-    """The timeline from `start` (Unix ns) on, in the process and on the thread of the tests' traces."""
+    """The timeline, moved to `start` (Unix ns), and to the process and the thread of the tests' traces."""
     shift = start - int(timeline.columns.start[0])
     process = timeline.tracks[0].process._replace(pid=PID)
     return dataclasses.replace(
@@ -35,7 +35,7 @@ def moved(timeline: Timeline, start: int) -> Timeline:
 
 
 def deep() -> Timeline:
-    """600 calls, each in the one before: more levels than a row has."""
+    """600 nested calls: more levels than a row has."""
     level = np.arange(LEVELS)
     timeline = call_of_net()
     return with_args(dataclasses.replace(
@@ -55,7 +55,7 @@ RECORDINGS = {"a net with a layer": call_of_net(), "more levels than a row has":
 
 
 def said(events: list[dict[str, Any]], start: float) -> list[dict[str, Any]]:
-    """The events of a recording, each with its row's name for the row's ids, and times from `start` (µs)."""
+    """The events of a recording, with row names in place of row ids, and times since `start` (µs)."""
     rows = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in events

@@ -1,4 +1,4 @@
-"""GPU time of merged traces adds up to the nanosecond, communication and compute apart, by a count of their own."""
+"""GPU time of merged traces adds up to the nanosecond, communication and compute apart, by an independent count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def totals(events: list[dict[str, Any]]) -> dict[str, int]:
-    """Nanoseconds of each kind of GPU work and of communication, and how much of that ran beside compute."""
+    """Nanoseconds of each kind of GPU work, of communication, and of communication that overlaps compute."""
     calls = (e for e in events if e.get("cat") == "cuda_runtime")
     launched = {e["args"]["correlation"]: (e["pid"], e["tid"], e["ts"]) for e in calls}
     ranges = defaultdict(list)
@@ -46,7 +46,7 @@ def totals(events: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def told(summary: Summary) -> dict[str, int]:
-    """The same from a summary, whose rows and steps have to add up to it."""
+    """The same totals of a summary, whose rows and steps have to add up to them."""
     gpu = summary.gpu
     assert gpu is not None
     for field in gpu._fields:
@@ -115,7 +115,7 @@ MADE = {
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 @pytest.mark.parametrize("kind", MADE)
-def test_of_traces_made_by_hand(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_totals_of_traces_made_by_hand(tmp_path: Path, kind: str, suffix: str) -> None:
     path, out = tmp_path / "profile.json", tmp_path / f"out{suffix}"
     data, expected, modules = MADE[kind]
     path.write_bytes(data)
@@ -127,7 +127,7 @@ def test_of_traces_made_by_hand(tmp_path: Path, kind: str, suffix: str) -> None:
 
 @pytest.mark.usefixtures("gpu_traces")
 @pytest.mark.parametrize("path", GPU_TRACES, ids=lambda path: path.name)
-def test_of_traces_from_gpu_machines(path: Path, tmp_path: Path) -> None:
+def test_totals_of_traces_from_gpu_machines(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     modtrace.merge(path, None, out)
     summary = modtrace.load(out).summary()
@@ -135,8 +135,8 @@ def test_of_traces_from_gpu_machines(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu_traces")
-def test_communication_says_whose_backward_launched_it(tmp_path: Path) -> None:
-    """Of three steps of DDP on A100: 46.9 of 162.5 ms of kernels are NCCL's."""
+def test_communication_names_the_module_whose_backward_launched_it(tmp_path: Path) -> None:
+    """NCCL has 46.9 of 162.5 ms of kernels in three steps of DDP on A100."""
     modtrace.merge(GPU_TRACES[1], None, tmp_path / "out.json")
     summary = modtrace.load(tmp_path / "out.json").summary()
     assert summary.gpu is not None
@@ -150,7 +150,7 @@ def test_communication_says_whose_backward_launched_it(tmp_path: Path) -> None:
 
 
 def test_a_recording_of_other_steps_is_not_in_the_file(tmp_path: Path) -> None:
-    """Of calls at 1, 2 and 3 ms the profiler saw the second, and the edge of the third."""
+    """The profiler saw the second of calls at 1, 2 and 3 ms, and the edge of the third."""
     starts = (1_000_000, 2_000_000, 3_000_000)
     marks = tuple(Mark(BASE + time, "sync", f"modtrace.sync#{time}") for time in (2_050_000, 3_000_005))
     calls = recording(*(("Net", start, start + 500_000, 0) for start in starts), marks=marks)

@@ -1,4 +1,4 @@
-"""What a merged file holds of a long recording: the profiled window, and nothing that grows with the recording."""
+"""Content of a merged file of a long recording: the profiled window, and nothing that grows with the recording."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def long_recording() -> Timeline:
 
 
 def profile(timeline: Timeline, first_step: int, folder: Path) -> Path:
-    """A trace of two steps, with operators on the thread of the model, as the profiler's own clock tells them."""
+    """A trace of two steps, with operators on the model's thread, in the profiler's own clock."""
     columns = timeline.columns
     in_steps = (columns.step == first_step) | (columns.step == first_step + 1)
     # It starts just within the first step and stops just before the last one's mark.
@@ -45,7 +45,7 @@ def profile(timeline: Timeline, first_step: int, folder: Path) -> Path:
 
 
 def merged(timeline: Timeline, first_step: int, folder: Path, suffix: str) -> bytes:
-    """The bytes of a merged trace, without its table: that says of a chosen step which modules had trained before."""
+    """The bytes of a merged trace without its table, which names the modules that had trained before a chosen step."""
     out = folder / f"merged{suffix}"
     modtrace.merge(profile(timeline, first_step, folder), timeline, out)
     data = re.sub(rb'"modtraceTable":"[^"]*"', b"", out.read_bytes())
@@ -79,7 +79,7 @@ def test_two_late_steps_differ_from_the_first_two_in_decimal_digits_alone(
 
 
 @HOW
-def test_threads_modules_and_counters_of_before_the_window_take_no_byte(
+def test_threads_modules_and_counters_from_before_the_window_take_no_byte(
     long_recording: Timeline, tmp_path: Path, suffix: str
 ) -> None:
     threads, modules = len(long_recording.tracks), len(long_recording.names)

@@ -1,4 +1,4 @@
-"""Merged traces in the real Perfetto UI: where the rows are, and pictures for people, in `MODTRACE_SCREENSHOTS`."""
+"""Merged traces in the real Perfetto UI: the places of the rows, and screenshots in `MODTRACE_SCREENSHOTS`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS = """() => {
 
 
 def rows(frame: Frame) -> list[tuple[str, bool, Any]]:
-    """The rows as the UI shows them: name, whether it is folded, and the rows in it."""
+    """The rows of the UI: name, whether it is folded, and the rows inside."""
     return [(name, folded, inside) for name, folded, inside in frame.evaluate(_ROWS)]
 
 
@@ -40,7 +40,7 @@ def names(siblings: list[Any]) -> list[str]:
 
 @pytest.mark.usefixtures("gpu_traces")
 @pytest.mark.parametrize("suffix", [".pftrace", pytest.param(".json", marks=pytest.mark.full)])
-def test_rows_of_modules_lie_where_one_looks(
+def test_rows_of_modules_are_above_their_threads(
     browser: Browser, ui: str, tmp_path: Path, pictures: Path, suffix: str
 ) -> None:
     trace = tmp_path / f"merged{suffix}"
@@ -53,7 +53,7 @@ def test_rows_of_modules_lie_where_one_looks(
         top = rows(frame)
 
     if suffix == ".pftrace":
-        # Our own layout: one group for the process, in it the thread, its modules above its operators.
+        # modtrace's own layout: one group for the process, in it the thread, its modules above its operators.
         folded, inside = group(top, PROCESS)
         assert not folded
         _, thread = group(inside, f"{THREAD} 2869224")

@@ -1,4 +1,4 @@
-"""Files of every format with a few bytes changed: nothing but an error of ours leaves `load`, `check` and `merge`."""
+"""Files of every format with a few changed bytes: `load`, `check` and `merge` raise only errors of modtrace."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mutated(good: bytes, chance: random.Random) -> bytes:
-    """Some bytes changed, taken out, put in or repeated."""
+    """Change, remove, insert or repeat some bytes."""
     data = bytearray(good)
     for _ in range(chance.choice([1, 1, 1, 2, 8])):
         at = chance.randrange(max(len(data), 1))
@@ -79,7 +79,7 @@ def mutated(good: bytes, chance: random.Random) -> bytes:
 
 
 def mutated_file(name: str, good: bytes, chance: random.Random) -> bytes:
-    """Mutate a file or, half of the times, what is packed in it: with gzip's own bytes changed little can be read."""
+    """Mutate a file or, half of the time, its unpacked content: with changed gzip bytes little can be read."""
     inside = chance.randrange(2)
     if name.endswith(".gz") and inside:
         return gzip.compress(mutated(gzip.decompress(good), chance), 1, mtime=0)
@@ -100,7 +100,7 @@ def refuse_violations(path: Path) -> None:
 
 
 def outcome_of(act: Callable[[], object]) -> tuple[str, str]:
-    """Return what became of it, and what an error said."""
+    """Return the outcome of a call, and the text of its error."""
     try:
         act()
     except ModtraceError as error:
@@ -111,7 +111,7 @@ def outcome_of(act: Callable[[], object]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_mutations_give_a_result_or_an_error_of_ours(files: Path, name: str, tmp_path: Path) -> None:
+def test_mutations_give_a_result_or_an_error_of_modtrace(files: Path, name: str, tmp_path: Path) -> None:
     chance, good = random.Random(name), (files / name).read_bytes()
     path, profile = tmp_path / name, files / "profile.json"
     counts: Counter[str] = Counter()
@@ -128,7 +128,7 @@ def test_mutations_give_a_result_or_an_error_of_ours(files: Path, name: str, tmp
             counts[f"{use}: {outcome}"] += 1
             if outcome == "FAULT":
                 faults.setdefault(said, f"{use} of mutation {number}")
-            # A recording that is of another time now is said of the profile.
+            # The error names the profile if the recording is now from another time.
             assert outcome in ("fine", "FAULT") or str(path) in said or str(profile) in said
     print(f"{name}: {MUTATIONS} mutations: {dict(sorted(counts.items()))}")
     assert not faults, "\n".join(f"{where}\n{what}" for what, where in faults.items())

@@ -1,4 +1,4 @@
-"""`modtrace run` and `modtrace demo` build the native engine by themselves where they can; `record` never does."""
+"""`modtrace run` and `modtrace demo` build the native engine by themselves if they can; `record` never does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMPILES_AND_LINKS = len(units()) + 1
 
 
 class Home(NamedTuple):
-    """A folder with a script and a compiler that is quick, and an environment with an empty cache."""
+    """A folder with a script and a fast compiler, and an environment with an empty cache."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -42,7 +42,7 @@ class Home(NamedTuple):
         write_compiler(self.folder / "c++", self.folder / "compiled.log", find_library(), error=error)
 
     def run(self, *arguments: str, **variables: str) -> tuple[str, str]:
-        """Run a command; return the engine that recorded, and what was said on stderr before the trace was."""
+        """Run a command; return the engine that recorded, and the output on stderr before the line on the trace."""
         environment = {**self.environment, **variables}
         said = run_forked("-m", "modtrace", *arguments, cwd=self.folder, env=environment).stderr
         (trace,) = self.folder.glob("*.pftrace")
@@ -84,7 +84,7 @@ def test_the_engine_is_built_once(arguments: tuple[str, ...], home: Home) -> Non
         pytest.param(("demo", "-o", "demo.pftrace", "--engine", "python"), {}, marks=pytest.mark.full),
     ],
 )
-def test_where_it_is_not_wanted_it_is_not_built(
+def test_the_engine_is_not_built_if_it_is_not_wanted(
     arguments: tuple[str, ...], variables: dict[str, str], home: Home
 ) -> None:
     engine, said = home.run(*arguments, **variables)
@@ -94,7 +94,7 @@ def test_where_it_is_not_wanted_it_is_not_built(
     assert home.times_compiled() == 0
 
 
-def test_a_build_that_fails_is_told_in_one_line_and_not_tried_again(home: Home) -> None:
+def test_a_build_that_fails_is_reported_in_one_line_and_not_tried_again(home: Home) -> None:
     home.set_compiler(error="calls.cpp:1: error: no such header")
 
     first = home.run("run", "train.py")
@@ -113,7 +113,7 @@ def test_a_build_that_fails_is_told_in_one_line_and_not_tried_again(home: Home) 
     assert home.run("run", "train.py") == ("native", home.run("run", "train.py")[1])
 
 
-def test_a_build_on_a_full_disk_is_told_and_tried_again(home: Home) -> None:
+def test_a_build_on_a_full_disk_is_reported_and_tried_again(home: Home) -> None:
     home.set_compiler(error="final link failed: No space left on device")
 
     engine, said = home.run("run", "train.py")
@@ -160,7 +160,7 @@ print([os.waitpid(child, 0)[1] for child in children])
     assert home.times_compiled() == COMPILES_AND_LINKS
 
 
-def test_of_builds_at_once_one_compiles_and_what_a_killed_one_left_goes(home: Home) -> None:
+def test_one_of_several_builds_compiles_and_files_of_a_killed_one_are_removed(home: Home) -> None:
     left = home.folder / "cache" / native_folder() / f"{WORK_PREFIX}left"
     left.mkdir(parents=True)
     (left / "calls.o").write_text("a part")
@@ -195,7 +195,7 @@ def test_ctrl_c_ends_the_compilers(arguments: list[str], last_line: str, home: H
     alive = home.folder / "alive"
     os.mkfifo(alive)
     compiler = home.folder / "c++"
-    # It holds the pipe open as long as it runs.
+    # The compiler holds the pipe open as long as it runs.
     compiler.write_text(
         f"#!/bin/sh\ncase $* in *--version*) exit 0 ;; esac\nexec 3>{alive}\necho compiling >&3\nexec sleep 300\n"
     )
@@ -214,10 +214,10 @@ def test_ctrl_c_ends_the_compilers(arguments: list[str], last_line: str, home: H
         while len(said.splitlines()) < len(units()) and (more := pipe.read(4096)):
             said += more
 
-        # As a terminal does, to all that run in it.
+        # The signal goes to the whole process group, as from a terminal.
         os.killpg(building.pid, signal.SIGINT)
 
-        # Its end, which comes when nobody has it open any more.
+        # The end of the pipe comes once no process has it open.
         ended, _, _ = select.select([pipe], [], [], 60)
         assert ended
         assert pipe.read() == b""
@@ -244,7 +244,7 @@ def test_every_source_is_compiled_once() -> None:
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])
-def test_a_recording_asks_nothing_that_starts_the_driver_of_cuda(engine: str) -> None:
+def test_a_recording_does_not_start_the_driver_of_cuda(engine: str) -> None:
     """Forked children could not use CUDA then: `torch.__config__.show()` starts it, as was seen on a GPU."""
     code = f"""
 import torch

@@ -1,4 +1,4 @@
-"""The built engine in the user's cache: what is loaded, and what records where it must not or cannot be."""
+"""The built engine in the user's cache: when it is loaded, and which engine records if it must not or cannot be."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STRANGER = 54321
 
 
 def engine_with(cache: Path) -> tuple[set[str], str]:
-    """The engines of two recordings that may choose, with this cache, and what was logged."""
+    """Return the engines of two recordings with the default engine and this cache, and the log."""
     done = run_forked("-c", RECORD, cache)
     return set(done.stdout.split()), done.stderr
 
@@ -65,7 +65,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_library_that_is_not_to_be_loaded_is_told_once_and_the_python_engine_records(
+def test_a_library_that_must_not_be_loaded_is_reported_once_and_the_python_engine_records(
     damage: str, cache: Path
 ) -> None:
     spoil, says = DAMAGES[damage]
@@ -81,14 +81,14 @@ def test_a_library_that_is_not_to_be_loaded_is_told_once_and_the_python_engine_r
     assert len(log.splitlines()) == 1
 
 
-def test_a_folder_of_ones_own_in_one_that_is_open_to_all_is_used(cache: Path) -> None:
-    # As /tmp: others can add files there, and not replace them.
+def test_the_users_own_folder_in_one_that_is_open_to_all_is_used(cache: Path) -> None:
+    # Like /tmp: others can add files there, but not replace them.
     cache.chmod(0o1777)
 
     assert engine_with(cache) == ({"native"}, "")
 
 
-def test_where_nothing_says_where_the_home_folder_is_the_python_engine_records() -> None:
+def test_without_a_known_home_folder_the_python_engine_records() -> None:
     script = f"""
 import os, pwd
 def unknown(uid):
@@ -128,7 +128,7 @@ def test_the_compiler_is_a_command_with_arguments(
     assert said is None if missing is None else str(said).startswith(missing)
 
 
-def test_a_library_tells_no_folder_of_the_machine_that_it_was_built_on(native_engine: None) -> None:
+def test_a_library_names_no_folder_of_its_build_machine(native_engine: None) -> None:
     library = find_library().read_bytes()
 
     assert b"torch/ATen/core/ivalue.h" in library
@@ -146,7 +146,7 @@ def test_a_cache_that_others_can_write_is_not_built_into(cache: Path) -> None:
 
 
 @pytest.mark.skipif(not PROMISED, reason="compiles for a minute")
-def test_what_a_compiler_with_arguments_built_is_loaded(native_engine: None, tmp_path: Path) -> None:
+def test_a_library_from_a_compiler_with_arguments_is_loaded(native_engine: None, tmp_path: Path) -> None:
     environment = python_environment(MODTRACE_CACHE=str(tmp_path / "cache"), CXX="env c++")
 
     run_python(

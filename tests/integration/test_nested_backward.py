@@ -1,7 +1,7 @@
-"""Backward passes that run from within others over nodes that both share: each node is its own module's, in both.
+"""Backward passes inside others over shared nodes: each node belongs to its own module, in both passes.
 
-Each layer's own autograd function marks the recording when its backward runs; the innermost span there has to be the
-layer's.
+Each layer's own autograd function marks the recording when its backward runs; the innermost span at the mark has to
+be the layer's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Four layers; the last call's outputs of each are kept."""
+    """Four layers; the outputs of each layer's last call are kept."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def one_that_fails(net: Net) -> int:
         *(from_the_hook_of_a_parameter, on_another_thread, one_that_fails),
     ],
 )
-def test_each_node_is_its_own_modules(scenario: Callable[[Net], int], engine: EngineName) -> None:
+def test_each_node_belongs_to_its_own_module(scenario: Callable[[Net], int], engine: EngineName) -> None:
     global _recording
     _actions.clear()
     net = Net()
@@ -174,7 +174,7 @@ def test_each_node_is_its_own_modules(scenario: Callable[[Net], int], engine: En
     backward = [span for span in timeline.spans if span.phase == "backward"]
     for mark in marks:
         around = [span for span in backward if span.start_ns <= mark.time_ns <= span.end_ns]
-        # On each thread the innermost one.
+        # The innermost span on each thread.
         innermost = {span.track: span.fqn for span in sorted(around, key=lambda span: span.depth)}
         assert mark.text in innermost.values()
 

@@ -1,4 +1,4 @@
-"""Modules with odd names, classes, shapes and inputs: they train as without a recording; wrong arguments are told."""
+"""Modules with odd names, classes, shapes and inputs train as without a recording; wrong arguments are reported."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_child_whose_name_is_no_text(engine: EngineName) -> None:
 
 
 def holding_itself() -> tuple[nn.Module, list[str]]:
-    """Return a module, and the names that its call is to have."""
+    """Return a module, and the names that its call has to have."""
     net = nn.Sequential(nn.Linear(2, 2))
     object.__setattr__(net, "forward", lambda x: net[0](x))
     net.add_module("model", net)
@@ -273,7 +273,7 @@ def test_a_mark_that_is_no_text_is_an_error_at_the_call(engine: EngineName) -> N
         ("a\0.json", "holds no NUL"),
     ],
 )
-def test_paths_that_can_be_none(option: str, value: Any, message: str) -> None:
+def test_paths_that_are_no_paths_are_refused(option: str, value: Any, message: str) -> None:
     options: Any = {option: value}
 
     with pytest.raises(RecordingError, match=f"{option} is .*{message}"):

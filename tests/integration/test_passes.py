@@ -1,4 +1,4 @@
-"""Which passes the native engine hooks, which it observes node by node, and that both come out the same."""
+"""Passes that the native engine hooks, and passes that it observes node by node: both give the same result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("native_engine")
 
 
 def recorded(run: Callable[[], object]) -> tuple[Timeline, set[str]]:
-    """What a recording of `run` shows, and how the nodes got into it: "hooked", "observed" or both."""
+    """Return the timeline of a recording of `run`, and how the nodes got into it: "hooked", "observed" or both."""
     with modtrace.record(engine="native") as recording:
         run()
     kinds = set(recording._require_capture().ring.read().slots.events.kind.tolist())
@@ -80,7 +80,7 @@ def test_segments_take_one_event_each() -> None:
         model(torch.ones(2)).sum().backward()
 
     events = recording._require_capture().ring.read().slots.events
-    # The sum, which is no module's; c; the cosine; b; a; the end; and that parameters have gradients.
+    # Events: the sum (outside modules), c, the cosine, b, a, the end of the pass, and "parameters have gradients".
     kinds = [Kind.PASS_BEGIN] + [Kind.SEGMENT_BEGIN] * 5 + [Kind.BACKWARD_OVER, Kind.PASS_END, Kind.GRADIENTS]
     assert events.kind.tolist()[-9:] == kinds
     assert events.serial.tolist() == list(range(8 + 9))
@@ -93,7 +93,7 @@ def test_a_graph_run_twice_is_hooked_twice() -> None:
         loss = model(torch.ones(2)).sum()
         loss.backward(retain_graph=True)
         loss.backward(retain_graph=True)
-        # A part of it, and another root.
+        # A part of the graph, and another root.
         out = model.c(torch.ones(2))
         torch.autograd.backward([loss, out.sum()])
 
@@ -190,7 +190,7 @@ def test_a_node_older_than_a_million_others_is_observed() -> None:
         for _ in range(1 << 20):
             y.t()
         model.b(old).sum().backward()
-        # What was noted a million nodes ago is forgotten by now, and tells nothing.
+        # Notes from a million nodes ago are forgotten by now, and give no answer.
         model(torch.ones(2)).sum().backward()
 
     timeline, how = recorded(run)
@@ -199,13 +199,13 @@ def test_a_node_older_than_a_million_others_is_observed() -> None:
     assert backward(timeline) == [("Scale#2", 0, 0), ("Scale", 0, 0), *ONCE]
 
 
-def test_the_work_after_a_pass_is_no_modules() -> None:
+def test_the_work_after_a_pass_belongs_to_no_module() -> None:
     model = Chain()
     with modtrace.record(engine="native") as recording:
         x = torch.ones(2, requires_grad=True)
         out = model(x)
         engine = torch.autograd.Variable._execution_engine
-        # As DDP and FSDP do: at the end of the pass, wait for what other ranks still send.
+        # As DDP and FSDP do: at the end of the pass, wait for data that other ranks still send.
         x.register_hook(lambda _: engine.queue_callback(lambda: recording.mark("final")))
         out.sum().backward()
 
@@ -251,7 +251,7 @@ def test_passes_in_many_threads_at_once_are_hooked() -> None:
     for track, span in spans:
         if span.phase == "backward":
             slices.setdefault(track, []).append((span.fqn, span.depth))
-    # All models are alive at once, and take numbers in the order in which their threads come.
+    # All models are alive at once, and are numbered in the order of their threads.
     roots = ["Chain", *(f"Chain#{number}" for number in range(2, 9))]
     expected = [[(fqn.replace("Chain", root), depth) for fqn, _, depth in ONCE] * 20 for root in roots]
     assert sorted(slices.values()) == expected
@@ -264,7 +264,7 @@ def test_a_pass_on_one_device_is_hooked_and_on_two_observed() -> None:
         second(torch.ones(2, device="meta")).sum().backward()
 
     def two() -> None:
-        # What is on the meta device cannot come back from there.
+        # No gradient can come back from the meta device.
         with pytest.raises(NotImplementedError, match="meta"):
             second(first(torch.ones(2)).to("meta")).sum().backward()
 
@@ -274,12 +274,12 @@ def test_a_pass_on_one_device_is_hooked_and_on_two_observed() -> None:
 
     timeline, how = recorded(two)
     assert how == {"observed"}
-    # Only the second one's ran: the first one is called before it.
+    # Only the second model's backward ran: in the graph, the first model is behind the meta device.
     assert backward(timeline) == [(fqn.replace("Chain", "Chain#2"), call, depth) for fqn, call, depth in ONCE]
 
 
 def test_passes_of_two_threads_on_one_device_are_observed() -> None:
-    # They would take turns there; a pass inside of another one has it for itself.
+    # Passes of two threads take turns on the device; a pass inside another one has it for itself.
     outer, inner = Chain().to("meta"), Chain().to("meta")
 
     def run_pass(model: nn.Module) -> None:
@@ -306,7 +306,7 @@ def test_passes_of_two_threads_on_one_device_are_observed() -> None:
     assert recorded(during(beside))[1] == {"hooked", "observed"}
 
 
-def test_what_runs_a_pass_is_wrapped_once_and_stays_so() -> None:
+def test_functions_that_run_a_pass_are_wrapped_once_and_stay_so() -> None:
     homes: list[Any] = [torch.autograd.graph, torch.autograd]
     wrappers = []
     for _ in range(3):
@@ -329,6 +329,6 @@ except RuntimeError as error:
 """
 
 
-def test_an_error_of_a_pass_shows_no_frame_of_ours() -> None:
-    # In a new process: what the Python engine wraps stays wrapped.
+def test_an_error_of_a_pass_shows_no_frame_of_modtrace() -> None:
+    # In a new process: the Python engine's wrappers stay in place.
     assert run_forked("-c", _FAILING_PASS).stdout.split() == ["torch", "autograd", "autograd"]

@@ -1,4 +1,4 @@
-"""Every command says of a profile what a merge says, whatever layout, compression and writer the file has."""
+"""Every command answers for a profile as a merge does, for each layout, compression and writer of the file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def answer(timeline: modtrace.Timeline) -> tuple[list[Any], list[Any], int]:
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("writer", WRITERS)
-def test_each_command_says_what_a_merge_says(
+def test_each_command_answers_as_a_merge_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""Ranges: what is named and is no module, against counts of hooks and calls of their own, with both engines."""
+"""Ranges: named code that is not a module, against counts of their own hooks and calls, with both engines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from modtrace.track.torch_ranges import _wrap_actors
 
 
 def noted(recording: modtrace.Recording) -> list[RangeName]:
-    """Return the names of the ranges in the order in which they ended; each has one begin and one end."""
+    """Return the names of the ranges in the order in which they ended; each has one start and one end."""
     snapshot = recording._require_capture().ring.read()
     texts = {record["id"]: record["text"] for record in snapshot.records if record["kind"] == "text"}
     events = snapshot.slots.events
@@ -51,7 +51,7 @@ def noted(recording: modtrace.Recording) -> list[RangeName]:
 
 
 class Training:
-    """A step with everything that has a range, and how often each was done."""
+    """A step with everything that has a range, and how often each part was done."""
 
     def __init__(self) -> None:
         self.model = nn.Linear(4, 1)
@@ -83,7 +83,7 @@ EXPECTED = {
     ("data loading", "enumerate(DataLoader)#DataLoader.__iter__"): 1,
     ("optimizer", "_get_total_norm"): 3,
     ("optimizer", "_clip_grads_with_norm_"): 3,
-    # The fourth one ends the epoch.
+    # The fourth call ends the epoch.
     ("data loading", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"): 4,
     ("user", "forward of mine"): 3,
     ("optimizer", "GradScaler.unscale_"): 3,
@@ -238,7 +238,7 @@ def test_graphs_of_torch_compile_are_the_same(engine: EngineName) -> None:
         counters.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            # Torch 2.15 says so of CPython 3.13.0 for each guard.
+            # torch 2.15 warns so on CPython 3.13.0 for each guard.
             warnings.filterwarnings("ignore", "Guards may run slower")
             compiled = [torch.compile(function, backend="eager") for function in (clipped, scheduled)]
             values = [function(torch.ones(2, 4)).item() for function in compiled for _ in range(2)]
@@ -252,10 +252,10 @@ def test_graphs_of_torch_compile_are_the_same(engine: EngineName) -> None:
 
     assert during == before
     at_clipping = TorchVersion(torch.__version__) < "2.9"
-    assert before[2] == 1 + at_clipping  # and at the scheduler
+    assert before[2] == 1 + at_clipping  # one is at the scheduler
 
 
-def test_what_was_compiled_before_the_first_recording_is_compiled_again_as_before(engine: EngineName) -> None:
+def test_functions_compiled_before_the_first_recording_are_recompiled_as_before(engine: EngineName) -> None:
     code = """
 import sys
 import torch
@@ -290,7 +290,7 @@ print(before == during == captured())
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
-def test_what_is_wrapped_is_pickled_and_scripted_as_before(engine: EngineName) -> None:
+def test_wrapped_functions_are_pickled_and_scripted_as_before(engine: EngineName) -> None:
     with modtrace.record(engine=engine):
         for function in (clip_grad_norm_, torch.save, torch.load, torch.serialization.save):
             assert pickle.loads(pickle.dumps(function)) is function
@@ -388,7 +388,7 @@ class Keeper:
         return torch.load(path)
 
 
-def test_methods_that_save_have_ranges_around_what_they_call(engine: EngineName, tmp_path: Path) -> None:
+def test_methods_that_save_have_ranges_around_their_calls(engine: EngineName, tmp_path: Path) -> None:
     model, keeper = Kept(2, 2), Keeper()
     with modtrace.record(engine=engine) as recording:
         model(torch.ones(1, 2))
@@ -409,7 +409,7 @@ def test_methods_that_save_have_ranges_around_what_they_call(engine: EngineName,
 
 
 class Optimizing:
-    """An optimizer that is none of torch's."""
+    """An optimizer that is not one of torch's."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = list(model.parameters())
@@ -442,7 +442,7 @@ class Around(torch.optim.Optimizer):
 
 
 class SetUp(torch.optim.Optimizer):
-    """One that it sets up, with a step of its own."""
+    """An optimizer that torch's `Optimizer` sets up, with a step of its own."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model.parameters(), {})
@@ -463,7 +463,7 @@ class Agent(nn.Module):
 
 
 class Scheduler:
-    """Something else that steps."""
+    """An object that steps, but is not an optimizer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.zero_grad = model.zero_grad
@@ -486,7 +486,7 @@ STEP, ZERO = "Optimizer.step#{}.step", "Optimizer.zero_grad#{}.zero_grad"
         (Scheduler, ["Module.zero_grad#Linear.zero_grad"]),
     ],
 )
-def test_what_steps_and_zeroes_gradients_is_an_optimizer(
+def test_an_object_that_steps_and_zeroes_gradients_is_an_optimizer(
     engine: EngineName, kind: Callable[[nn.Module], Any], names: list[str]
 ) -> None:
     model = nn.Linear(2, 2)
@@ -553,7 +553,7 @@ def test_a_merge_shows_each_range_once(engine: EngineName, tmp_path: Path) -> No
 
 
 def _total_of_counters(path: Path) -> Counter[str]:
-    """Return what the counters of a trace that are called `step: …` add up to, in ms."""
+    """Return the sum of a trace's counters that are called `step: …`, in ms."""
     total: Counter[str] = Counter()
     for event in json.loads(path.read_bytes())["traceEvents"]:
         if event["ph"] == "C" and event["name"].startswith("step: "):
@@ -592,7 +592,7 @@ def test_every_file_is_written_with_the_ranges_of_a_training(engine: EngineName,
         assert modtrace.load(tmp_path / f"trace.{suffix}").ranges == timeline.ranges
 
 
-def test_an_interrupt_that_comes_while_a_name_is_asked_for_is_the_users() -> None:
+def test_an_interrupt_during_a_request_for_a_name_reaches_the_user() -> None:
     code = """
 import signal, torch, modtrace
 from torch.profiler import record_function
@@ -632,7 +632,7 @@ def test_a_range_that_is_entered_long_after_it_was_made_begins_when_it_is_entere
     assert entered.start_ns >= timeline.spans[0].end_ns
 
 
-def test_a_range_whose_name_is_no_text_is_torchs_to_refuse(engine: EngineName) -> None:
+def test_a_range_whose_name_is_no_text_is_refused_by_torch(engine: EngineName) -> None:
     with modtrace.record(engine=engine) as recording:
         with pytest.raises(RuntimeError):
             record_function(3).__enter__()  # type: ignore[arg-type]
@@ -641,10 +641,10 @@ def test_a_range_whose_name_is_no_text_is_torchs_to_refuse(engine: EngineName) -
 
 
 class _Timeout(Exception):
-    """What a handler of the user's raises."""
+    """An exception of a user's handler."""
 
 
-def test_what_a_handler_raises_while_the_schedule_is_followed_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_a_handler_during_the_schedule_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_signal(_number: int, _frame: object) -> None:
         raise _Timeout
 

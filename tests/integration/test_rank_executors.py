@@ -1,4 +1,4 @@
-"""Parts of a job's recordings that an executor reads and packs: the same results, whoever runs them."""
+"""Parts of a job's recordings that an executor reads and packs: the same results with any executor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LATE = "SELECT rank, step, sum(self_ns) AS own FROM spans GROUP BY ALL ORDER BY 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job with 12 ranks of two hosts, of which rank 3 is slow."""
+    """The folder of a job with 12 ranks on two hosts, with a slow rank 3."""
     folder = tmp_path_factory.mktemp("job")
     (folder / "run").mkdir()
     template = make_template(folder / "one.modtrace")
@@ -52,18 +52,18 @@ def _two_ranks_in_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
-    """Two processes of which the working folder is another one, as that of workers on other hosts is."""
+    """Two processes with another working folder, like workers on other hosts."""
     folder = tmp_path_factory.mktemp("elsewhere")
     with ProcessPoolExecutor(2, get_context("spawn"), os.chdir, (folder,)) as pool:
         yield pool
 
 
 class Cluster(ExitStack):
-    """A scheduler of Dask and two workers, which are processes of this machine and speak TCP.
+    """A Dask scheduler and two workers, which are processes of this machine and communicate by TCP.
 
     Attributes:
-        address: of the scheduler.
-        workers: their processes.
+        address: address of the scheduler.
+        workers: processes of the workers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +101,7 @@ def contents(dataset: Path) -> dict[str, bytes]:
     return {str(path.relative_to(dataset)): path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
 
 
-def test_an_executor_gives_what_this_machine_gives(
+def test_an_executor_gives_the_same_results_as_this_machine(
     run: Path, elsewhere: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run.parent)
@@ -128,7 +128,7 @@ def kill_itself(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_an_executor_that_can_do_no_more_is_told(run: Path, tmp_path: Path) -> None:
+def test_an_executor_that_breaks_is_reported(run: Path, tmp_path: Path) -> None:
     with (
         ProcessPoolExecutor(1, get_context("spawn"), kill_itself) as pool,
         pytest.raises(ModtraceError, match="the executor can do no more, as one of its workers was lost"),
@@ -184,7 +184,7 @@ def test_the_commands_run_on_dasks_workers(run: Path, cluster: Cluster, tmp_path
         ("dask:", "'dask:' is not of the form dask:tcp://HOST:PORT"),
     ],
 )
-def test_an_address_that_is_none_is_refused(run: Path, address: str, said: str) -> None:
+def test_an_invalid_address_is_refused(run: Path, address: str, said: str) -> None:
     from click.testing import CliRunner
 
     done = CliRunner().invoke(commands, ["ranks", "slow", str(run), "--executor", address])
@@ -193,8 +193,8 @@ def test_an_address_that_is_none_is_refused(run: Path, address: str, said: str) 
     assert said in done.output
 
 
-def test_a_web_server_is_not_taken_for_a_scheduler(run: Path) -> None:
-    """As Dask's own page of what it does, whose address one gives by mistake."""
+def test_a_web_server_is_not_mistaken_for_a_scheduler(run: Path) -> None:
+    """Like the address of Dask's own status page, given by mistake."""
     pytest.importorskip("distributed")
     from click.testing import CliRunner
 

@@ -1,4 +1,4 @@
-"""The paths of a recording's files where several ranks run."""
+"""Paths of a recording's files if several ranks run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_rank_process_and_host_are_filled_in(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("option", "name"), [("path", "a.json"), ("ring", "a.modtrace")])
-def test_two_ranks_with_one_file_the_second_is_told(tmp_path: Path, option: str, name: str) -> None:
+def test_the_second_of_two_ranks_with_one_file_is_refused(tmp_path: Path, option: str, name: str) -> None:
     (tmp_path / "train.py").write_text(RECORD)
     file = tmp_path / name
 
@@ -65,7 +65,7 @@ def test_two_ranks_with_one_file_the_second_is_told(tmp_path: Path, option: str,
             assert second.communicate("go\n")[0].startswith(refused)
         assert first.communicate()[0] == "saved\n"
         assert file.exists()
-        # This one began before the file was there, and looks after its writer has ended.
+        # This rank started before the file existed, and looks after its writer has ended.
         assert late.communicate("go\n")[0].startswith(refused)
 
 

@@ -33,7 +33,7 @@ URL = "s3://bucket/run"
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a job with 32 ranks, `run`, and one for what each of its four hosts has of it."""
+    """A folder of a job with 32 ranks, `run`, and a folder with the recordings of each of its four hosts."""
     folder = tmp_path_factory.mktemp("job")
     (folder / "run").mkdir()
     culprit = Culprit(13, "Net.second", "backward", 2 * MS)
@@ -91,7 +91,7 @@ def test_hosts_that_pack_their_own_ranks_make_the_dataset_of_all(
     assert [(one.rank, one.modules[0].fqn) for one in slow.late] == [(13, "Net.second")]
     counted = ("SELECT count(*) AS n FROM spans", "--each-bucket", "--format", "csv")
     assert invoke("query", url, *counted) == "n\n1920\n1920\n960\n"
-    # Without the flag the ranks of one host are a job of their own, in another time.
+    # Without the flag, the ranks of one host are a job of their own, with other times.
     assert packing.pack(find_rank_recordings(job / "host1"), url, processes=1)[:2] == (8, 0)
 
 
@@ -114,7 +114,7 @@ def test_packing_to_s3_that_is_cut_off_anywhere_goes_on(
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(DatasetFiles, "create", create_or_die)
-    for attempt in range(20):  # at most one of the four parts of a host is whole each time
+    for attempt in range(20):  # at most one of a host's four parts is completed each time
         left = chance.randint(1, 7)
         with pytest.raises(KeyboardInterrupt):
             pack_host(job, attempt % HOSTS, "s3://bucket/cut")
@@ -126,7 +126,7 @@ def test_packing_to_s3_that_is_cut_off_anywhere_goes_on(
 
 
 @pytest.mark.parametrize("place", [URL, "folder"])
-def test_parts_that_lost_files_are_packed_again_and_not_said_to_be_there(
+def test_parts_that_lost_files_are_packed_again_and_not_reported_as_present(
     job: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
     monkeypatch.setattr(packing, "_MAX_RANKS_PER_PART", 4)
@@ -159,7 +159,7 @@ def test_some_steps_of_a_dataset_are_read_without_the_others(job: Path, s3: S3Se
 
     some = modtrace.find_slow_ranks(URL, steps=(10, 12))
 
-    # Those of steps 10 to 19, and of step 9; of ranges, of which there are none, one that has the columns.
+    # Files of steps 10 to 19, and of step 9; there are no ranges, so one file has their columns.
     of_steps = {
         f"/bucket/run/{table}/000000-000031.{step:06}.parquet"
         for table in ("spans", "collectives", "steps")
@@ -169,7 +169,7 @@ def test_some_steps_of_a_dataset_are_read_without_the_others(job: Path, s3: S3Se
     reads = {path: count for path, count in s3.reads.items() if path.endswith(".parquet")}
     assert reads.keys() == of_steps | {of_ranges}
     assert {count for path, count in reads.items() if "/steps/" not in path} == {1}
-    # How much ranks vary is of these steps alone.
+    # The variation of ranks is that of these steps alone.
     assert [step[:4] for step in some.steps] == [whole[10][:4], whole[11][:4]]
     assert [step.step for step in modtrace.find_slow_ranks(URL, steps=(-3, None)).steps] == [22, 23, 24]
 
@@ -197,7 +197,7 @@ def test_recordings_behind_a_url_are_packed_and_read(job: Path, s3: S3Server, tm
         (("query", "s3://bucket/nothing", "SELECT 1"), "not a dataset"),
     ],
 )
-def test_what_is_wrong_with_a_url_is_told(s3: S3Server, arguments: tuple[Any, ...], said: str) -> None:
+def test_errors_of_a_url_are_reported(s3: S3Server, arguments: tuple[Any, ...], said: str) -> None:
     assert said in invoke(*arguments, exit_code=1)
 
 

@@ -1,4 +1,4 @@
-"""A trace of all ranks where people look at it: the real Perfetto UI, our own page, and the page of who is late."""
+"""A trace of all ranks as people view it: the real Perfetto UI, modtrace's own page, and the page of late ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Four ranks of three hosts, which have one process id."""
+    """Four ranks on three hosts, with the same process id."""
     folder = tmp_path / "run"
     folder.mkdir()
     for rank in range(4):
@@ -48,7 +48,7 @@ def test_the_real_ui_draws_a_process_per_rank_and_arrows_between_them(
 
         assert ask("stats where severity in ('error', 'data_loss') and value > 0") == 0
         assert ask("process where name like 'rank % · python%'") == 4
-        # Three between the ranks' calls of each of 20 collectives, and one to rank 0's, which Net ends with.
+        # Three arrows between the ranks' calls of each of 20 collectives, and one to rank 0's call, at the end of Net.
         assert ask("flow") == 20 * 3 + 20
         assert ask("slice where name = 'Net'") == 80
 

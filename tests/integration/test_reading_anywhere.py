@@ -1,4 +1,4 @@
-"""Commands that read, where torch is not installed and what only Linux has is not there."""
+"""Commands that read, without torch and without the features that only Linux has."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ NO_TORCH = "torch is not installed, and without it nothing is recorded: pip inst
 
 
 def elsewhere(platform: Platform) -> list[str]:
-    """Arguments of Python before a script that runs as there, without torch, and must say how each file is encoded."""
+    """Arguments of Python to run a script as on that platform, without torch, naming each file's encoding."""
     return [
         "-X",
         "warn_default_encoding",
@@ -123,7 +123,7 @@ Outcomes = dict[str, list[object]]
 
 
 def run_in(folder: Path, files: Path, *arguments: str) -> tuple[Path, Outcomes]:
-    """Run each command in a folder of its own, by Python with these arguments; return the folder of all."""
+    """Run each command in its own folder, by Python with these arguments; return the folder of all."""
     for number in range(len(COMMANDS + HELP)):
         shutil.copytree(files, folder / str(number))
     (folder / "commands.json").write_text(json.dumps(COMMANDS + HELP))
@@ -144,7 +144,7 @@ def outcomes(
 
 
 def files_in(folder: Path) -> dict[Path, bytes]:
-    """All files, as they would be were they made in the folder `/here`."""
+    """All files, with the name of the folder replaced by `/here`."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder): path.read_bytes().replace(bytes(folder), b"/here") for path in files}
 
@@ -176,8 +176,8 @@ def test_a_trace_is_shown_without_torch_and_posix(option: str, platform: Platfor
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_what_a_job_does_is_followed_without_torch_and_posix(platform: Platform, files: Path) -> None:
-    # Rich takes it for a terminal.
+def test_a_job_is_followed_without_torch_and_posix(platform: Platform, files: Path) -> None:
+    # Rich then assumes a terminal.
     environment = python_environment(PYTHONUNBUFFERED="1", FORCE_COLOR="1", COLUMNS="80", LINES="24")
     screen = start_python(*elsewhere(platform), "modtrace", "top", files / "run.modtrace", env=environment)
 
@@ -193,18 +193,18 @@ def test_what_a_job_does_is_followed_without_torch_and_posix(platform: Platform,
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_what_is_there_is_told_without_torch_and_posix(platform: Platform) -> None:
+def test_doctor_and_version_work_without_torch_and_posix(platform: Platform) -> None:
     doctor = run_python(*elsewhere(platform), "modtrace", "doctor", status=1).stdout
     version = run_python(*elsewhere(platform), "modtrace", "--version").stdout
 
-    # What is installed is asked of what pip noted, and torch is, here.
+    # Versions come from pip's records, where torch is installed.
     assert "engine       none: torch cannot be imported" in doctor
     assert version.startswith(f"modtrace, version {modtrace.__version__}\n")
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("command", RECORDING)
-def test_without_torch_what_records_says_so_in_one_line(command: str, platform: Platform, tmp_path: Path) -> None:
+def test_without_torch_recording_fails_with_one_line(command: str, platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('was run')")
 
     done = run_python(*elsewhere(platform), "modtrace", *command.split(), cwd=tmp_path, status=1)
@@ -261,9 +261,9 @@ except modtrace.RingError as error:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("command", ["run -o out.json train.py", "demo -o out.json"])
-def test_what_records_takes_the_python_engine_without_posix(command: str, platform: Platform, tmp_path: Path) -> None:
+def test_recording_uses_the_python_engine_without_posix(command: str, platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()")
-    # No engine is there, nor a compiler: as where this is no emulation.
+    # There is no engine and no compiler, as on a real machine of that platform.
     nothing = python_environment(MODTRACE_CACHE=str(tmp_path / "cache"), CXX="absent-compiler", MODTRACE_BUILD="1")
     arguments = ("-m", "tests.support.other_platform", platform, "--torch", "modtrace")
 
@@ -279,7 +279,7 @@ def test_the_native_engine_is_compiled_on_linux_only(platform: Platform, monkeyp
     assert missing_compiler() == "it is for Linux"
 
 
-def test_what_an_output_cannot_encode_is_a_question_mark(files: Path) -> None:
+def test_characters_that_an_output_cannot_encode_are_question_marks(files: Path) -> None:
     arguments = ["-m", "modtrace", "summary", "trace.pftrace", "--tree"]
 
     plain = run_python(*arguments, cwd=files, env=python_environment(PYTHONIOENCODING="utf-8")).stdout

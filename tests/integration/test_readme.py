@@ -26,7 +26,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def code_blocks() -> list[tuple[str, str]]:
-    """The language and the text of each block; those of no language hold what a program says, and no line to run."""
+    """Language and text of each block; blocks without a language hold output of a program, and no line to run."""
     blocks: list[tuple[str, str]] = BLOCK.findall((ROOT / "README.md").read_text())
     assert {language for language, _ in blocks} == {"console", "python", ""}
     assert not any("$ " in text for language, text in blocks if not language)
@@ -37,8 +37,8 @@ class BareEnvironment:
     """A virtual environment without modtrace, and a folder with a checkout in which commands run.
 
     Args:
-        folder: where to make both.
-        cache: where engines are looked for.
+        folder: the folder to make both in.
+        cache: the folder of engines.
     """
 
     def __init__(self, folder: Path, cache: Path) -> None:
@@ -58,17 +58,17 @@ class BareEnvironment:
         self.environment = {
             "PATH": f"{venv}/bin:/usr/bin:/bin",
             "HOME": str(folder),
-            "OMP_WAIT_POLICY": "passive",  # as of all tests
+            "OMP_WAIT_POLICY": "passive",  # as in all tests
             "MODTRACE_CACHE": str(cache),
             "MODTRACE_BUILD": "0",
-            "PIP_CONFIG_FILE": os.devnull,  # a machine may cap torch
+            "PIP_CONFIG_FILE": os.devnull,  # a machine's configuration may cap torch
             "PIP_NO_INDEX": "1",
-            "PIP_NO_BUILD_ISOLATION": "0",  # which turns it off: the build backend is one of the dependencies
+            "PIP_NO_BUILD_ISOLATION": "0",  # 0 turns it off: the build backend is one of the dependencies
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
 
     def run(self, command: str, *, status: int = 0, cache: Path | None = None) -> str:
-        """Run a command of a console, which must end with a status; return what it prints."""
+        """Run a command of a console, which must end with a status; return its output."""
         changes = {} if cache is None else {"MODTRACE_CACHE": str(cache)}
         done = subprocess.run(
             ["bash", "-euc", command],
@@ -83,7 +83,7 @@ class BareEnvironment:
         return done.stdout
 
     def view(self, command: str) -> None:
-        """Run `modtrace view`, fetch the page from where it says, and end it by Ctrl-C as the README says."""
+        """Run `modtrace view`, fetch the page from the printed address, and end it by Ctrl-C as the README says."""
         server = subprocess.Popen(
             ["bash", "-euc", f"exec {command}"],
             cwd=self.folder,
@@ -109,12 +109,12 @@ def test_each_line_of_the_readme_runs(
         if language == "python":
             name = text.splitlines()[0].removeprefix("# ") if text.startswith("# ") else f"block{ran}.py"
             (bare.folder / name).write_text(text)
-            if name not in words:  # else a line runs it
+            if name not in words:  # otherwise a line runs it
                 bare.run(f"python {name}")
             ran += 1
         for command in [line[2:] for line in text.splitlines() if language == "console" and line.startswith("$ ")]:
             if command.startswith("scripts/"):
-                # They set up a machine; that takes minutes, and CI does it.
+                # They set up a machine, which takes minutes; CI runs them.
                 assert os.access(ROOT / command.split()[0], os.X_OK)
             elif command.startswith("modtrace view"):
                 bare.view(command)
@@ -125,7 +125,7 @@ def test_each_line_of_the_readme_runs(
             elif command.startswith("modtrace summary --memory") and engine == "python":
                 assert "has no memory" in bare.run(command, status=2)
             else:
-                # The Python engine records where nothing is built; that a build works is not about it.
+                # The Python engine records if no engine is built; this test is not about builds.
                 bare.run(command, cache=built if command == "modtrace build" else None)
             ran += 1
 

@@ -53,7 +53,7 @@ def test_slices_are_the_tree_of_calls(
     trace = trace_processor.open(path)
     assert trace.import_problems() == {}
     assert slices(trace, "forward") == list(called(spec))
-    # Depths in backward are those of the call, so that it mirrors forward.
+    # Depths in backward are those of the call, so that backward mirrors forward.
     backward = set(slices(trace, "backward"))
     assert backward <= set(called(spec))
     assert with_gradient(model) <= {fqn for fqn, _ in backward}
@@ -107,7 +107,7 @@ def test_calls_after_an_exception_nest_right(engine: EngineName) -> None:
 class Interrupted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         os.kill(os.getpid(), signal.SIGINT)
-        # The handler runs between two bytecodes of this thread, at the latest when this comes back.
+        # The handler runs between two bytecodes of this thread, at the latest when this call returns.
         time.sleep(60)
         return x
 
@@ -124,19 +124,19 @@ def test_an_interrupt_inside_forward_is_saved_and_goes_on_to_the_user(engine: En
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt is."""
+    """Not an Exception, like KeyboardInterrupt."""
 
 
 class TooSlow(Exception):
-    """As what time limits raise."""
+    """Like the exceptions of time limits."""
 
 
 class Alarm:
-    """A handler of SIGALRM that raises, at any bytecode.
+    """A handler of SIGALRM that raises at any bytecode.
 
     Attributes:
-        error: what it raises.
-        count: how often it was called.
+        error: the exception to raise.
+        count: number of calls.
     """
 
     def __init__(self, error: type[BaseException]) -> None:
@@ -147,8 +147,8 @@ class Alarm:
         self.count += 1
         raise self.error
 
-    # Not where the exception is expected: what is raised where a loop begins again, no `except` around the loop catches
-    # in CPython 3.13.
+    # Not called in the block that expects the exception: in CPython 3.13, an `except` around a loop does not catch an
+    # exception that is raised where the loop starts again.
     def wait_for(self, count: int) -> None:
         while self.count < count:
             pass
@@ -196,7 +196,7 @@ def test_an_exception_of_a_signal_handler_while_modules_are_named_reaches_the_us
     engine: EngineName, alarm: Alarm, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupted = 0
-    models = []  # all are kept, so that none dies meanwhile
+    models = []  # keeps all models alive
     with modtrace.record(engine=engine) as recording:
         for attempt in range(200):
             # New modules get names, which Python code does for both engines.
@@ -210,7 +210,7 @@ def test_an_exception_of_a_signal_handler_while_modules_are_named_reaches_the_us
         model = nn.Sequential(nn.Identity())
         model(torch.ones(1))
 
-    # Each alarm came out of the call that it came into, or of the loop behind it, and none ended the recording.
+    # Each alarm came out of the call that it interrupted, or of the loop after it, and none ended the recording.
     assert interrupted == 200
     assert caplog.records == []
     assert [(span.fqn, span.depth) for span in recording.timeline().spans[-2:]] == [
@@ -247,7 +247,7 @@ def test_a_recording_asked_before_its_start_or_stop_says_so(engine: EngineName) 
     assert len(recording.timeline().spans) == 0
 
 
-def test_arguments_that_make_no_sense_are_said(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(modtrace.RecordingError, match="'fast'; it must be"):
         modtrace.record(engine="fast")  # type: ignore[arg-type]
     with pytest.raises(modtrace.RecordingError, match="needs a path"):
@@ -315,7 +315,7 @@ def test_the_ring_keeps_the_last_events(engine: EngineName) -> None:
     assert timeline.stats.recorded == 600
     assert timeline.stats.overwritten == 550
     assert timeline.stats.torn == 0
-    # Fifty events are eight calls of six, and of the one before its last two: the exits of "1" and of the model.
+    # Fifty events are eight calls of six, and the last two of the call before: the exits of "1" and of the model.
     assert timeline.stats.unstarted == 2
     assert timeline.stats.unfinished == 0
     assert [(span.fqn, span.depth, span.call, span.complete) for span in timeline.spans] == [

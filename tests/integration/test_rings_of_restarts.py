@@ -14,7 +14,7 @@ from modtrace.ranks import find_rank_recordings
 from tests.support.forked_python import run_forked
 from tests.support.python_process import python_environment
 
-# Attempt n trains for 3 + 2 n steps. A rank of the first two kills itself then, and both are started again.
+# Attempt n trains for 3 + 2 n steps. In the first two, a rank then kills itself, and both ranks are restarted.
 TRAIN = """
 import os, signal
 import torch, torch.distributed as dist
@@ -89,7 +89,7 @@ def test_a_process_of_another_pid_namespace_runs_as_long_as_it_holds_its_ring(en
         text=True,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"  # its number there; here another process has that
+        assert process.stdout.readline() == "1\n"  # its number in the namespace; here another process has that number
         alive = read_rank_state(ring)
         again = modtrace.ring.Ring(64, ring)
         process.communicate("\n")
@@ -103,6 +103,6 @@ def test_a_process_of_another_pid_namespace_runs_as_long_as_it_holds_its_ring(en
     assert not ended.seems_hung(ended.threads[0])
     assert again.path == str(tmp_path / "run.1.modtrace")
     again.close()
-    # A copy that came from there does not say whether its process lives.
+    # A copy from the namespace does not show whether its process lives.
     ring.with_name("copy").write_bytes(ring.read_bytes())
     assert read_rank_state(ring.with_name("copy")).state == ("stopped" if end == "stop" else "unknown")

@@ -24,7 +24,7 @@ CULPRITS = {
     "named", [pytest.param(one, marks=[pytest.mark.full] * (one != "rollout 4")) for one in CULPRITS]
 )
 @pytest.mark.usefixtures("native_engine")
-def test_who_all_wait_for_is_named(tmp_path: Path, named: str) -> None:
+def test_the_process_that_all_wait_for_is_named(tmp_path: Path, named: str) -> None:
     rank, place, phase = CULPRITS[named]
     with ExitStack() as job:
         started = [job.enter_context(start_forked(PROGRAM, one, tmp_path, rank, place)) for one in range(5)]

@@ -88,12 +88,12 @@ ENDS = {
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with `command`; stderr without our own lines is in `.stderr`."""
+    """Run Python with `command`; `.stderr` is stderr without modtrace's own lines."""
     return run_python(*command, status=None, cwd=cwd, env=python_environment(**environment))
 
 
 def record(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `modtrace run`, where torch is imported already."""
+    """Run `modtrace run` in a process that has already imported torch."""
     return run_forked("-m", "modtrace", "run", *arguments, status=None, cwd=cwd, env=python_environment(**environment))
 
 
@@ -200,7 +200,7 @@ def test_a_command_on_the_path_sees_what_it_sees_under_python(shebang: str, tmp_
     assert recorded.stdout == plain.stdout != ""
 
 
-def test_what_a_command_on_the_path_launches_is_recorded(tmp_path: Path) -> None:
+def test_processes_launched_by_a_command_on_the_path_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "train(2)")
     (tmp_path / "bin").mkdir()
     launch = "#!/usr/bin/env python3\nimport subprocess, sys\n"

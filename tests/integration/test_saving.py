@@ -1,4 +1,4 @@
-"""What a recording saves at its end, and what becomes of it where that fails."""
+"""Saving at the end of a recording, and its files if it fails."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_folder_that_vanishes_is_an_error_that_names_the_path(engine: EngineNa
     with pytest.raises(modtrace.WriteError, match="folder/trace\\.json"):
         recording.stop()
 
-    # Nothing is lost: another path will do.
+    # Nothing is lost: another path works.
     recording.save(tmp_path / "trace.json")
     saved = [(span.phase, span.fqn, span.call) for span in modtrace.load(tmp_path / "trace.json").spans]
     assert saved == [("forward", "Linear", 0), ("backward", "Linear", 0)]
@@ -123,7 +123,7 @@ def test_after_max_steps_it_stops_and_saves(tmp_path: Path) -> None:
     assert not (tmp_path / "trace.json").exists()
 
 
-def test_max_steps_of_nothing_makes_no_sense() -> None:
+def test_max_steps_of_0_is_refused() -> None:
     with pytest.raises(modtrace.RecordingError, match="max_steps is 0; it must be a whole number, 1 or more"):
         modtrace.record(max_steps=0)
 

@@ -88,7 +88,7 @@ def test_a_schedule_that_records_no_step_saves_nothing(tmp_path: Path) -> None:
         never.timeline()
 
 
-def test_what_is_no_schedule_is_an_error() -> None:
+def test_an_invalid_schedule_is_an_error() -> None:
     wrong: Any = (1, 1, 1)
     with pytest.raises(modtrace.RecordingError, match=r"give it as torch\.profiler\.schedule"):
         modtrace.record(schedule=wrong)

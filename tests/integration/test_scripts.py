@@ -1,4 +1,4 @@
-"""The scripts of development, with stand-ins for what they call."""
+"""Development scripts, with stand-ins for the programs that they call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that another user may write: whatever they put there, no file elsewhere is written, read out or removed."""
+"""A folder that another user can write to: whatever they put there, no other file is written, read out or removed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KINDS = ("link", "dangling", "hard", "fifo", "folder", "own-folder")
 
 
 class Shared:
-    """A folder in which another user plants things, and a folder elsewhere, which is not to change."""
+    """A folder in which another user plants things, and a folder elsewhere that must not change."""
 
     def __init__(self, root: Path) -> None:
         self.folder, self.elsewhere = root / "shared", root / "elsewhere"
@@ -60,11 +60,11 @@ class Shared:
         self._before = self._state()
 
     def plant(self, *planted: tuple[str, str]) -> None:
-        """As another user where this is root: a kind, and the place in the folder."""
+        """Plant links (kind and place in the folder), as another user if this one is root."""
         arguments = [
             word for how, place in planted for word in (how, str(self.elsewhere / "victim"), str(self.folder / place))
         ]
-        if any(how == "hard" for how, _ in planted):  # the kernel may refuse that to others: then this user does it
+        if any(how == "hard" for how, _ in planted):  # the kernel may refuse these to others: then this user does it
             subprocess.run([sys.executable, "-c", PLANT, "self", *arguments], check=True)
         else:
             user = "root" if os.geteuid() == 0 else "self"
@@ -77,7 +77,7 @@ class Shared:
         }
 
     def check(self) -> None:
-        """Nothing elsewhere has changed, and no file of this user's in the folder can be read by others."""
+        """Assert that nothing elsewhere has changed, and that others can read no file of this user in the folder."""
         assert self._state() == self._before
         for path in self.folder.rglob("*"):
             status = path.lstat()
@@ -88,7 +88,7 @@ class Shared:
 
 @pytest.fixture
 def shared() -> Iterator[Shared]:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:  # that of pytest is closed to other users
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:  # pytest's folder is closed to other users
         os.chmod(root, 0o755)
         yield Shared(Path(root))
 
@@ -115,7 +115,7 @@ def _watch(shared: Shared, path: Path, before_look: Callable[[], object] = lambd
 
 
 def _attempt(function: Callable[[], object]) -> None:
-    """Do what may be refused."""
+    """Run a function that may be refused."""
     with contextlib.suppress(ModtraceError, OSError):
         function()
 
@@ -136,7 +136,7 @@ PLACES = (
 
 
 @pytest.mark.parametrize(("place", "how"), [*itertools.product(PLACES, KINDS)])
-def test_nothing_that_was_put_there_before_is_followed(shared: Shared, place: str, how: str) -> None:
+def test_links_that_were_put_there_before_are_not_followed(shared: Shared, place: str, how: str) -> None:
     ring = shared.folder / "run.modtrace"
     shared.plant((how, place))
 
@@ -241,7 +241,7 @@ def test_temporary_files_stay_in_their_folder_when_its_name_is_taken_away(shared
     shared.check()
 
 
-def test_what_comes_of_a_ring_has_its_permissions(tmp_path: Path) -> None:
+def test_files_made_from_a_ring_have_its_permissions(tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
     for mode in (0o600, 0o640, 0o644):
         _trained(ring)

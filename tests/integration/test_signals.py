@@ -1,4 +1,4 @@
-"""Signals that dump or save: of hung and waiting processes, beside others' handlers and descriptors, and at exit."""
+"""Signals that dump or save: in hung and waiting processes, with others' handlers and descriptors, and at exit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Gate(nn.Module):
 
 @pytest.fixture
 def dumps() -> Iterator[tuple[SaveOnSignal, threading.Semaphore]]:
-    """A dump on SIGUSR1 that counts, started."""
+    """A started dump on SIGUSR1 that counts."""
     count = threading.Semaphore(0)
     dump = SaveOnSignal(signal.SIGUSR1, count.release)
     dump.start()
@@ -107,7 +107,7 @@ def test_a_handler_that_was_there_is_called_and_put_back(engine: EngineName, tmp
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_somebody_elses_descriptor_stays_and_the_dump_comes() -> None:
+def test_a_descriptor_of_the_program_stays_and_the_dump_comes() -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)

@@ -1,4 +1,4 @@
-"""25 kinds of slow steps: a watcher keeps each, and its log says why, in the step that the program itself notes."""
+"""25 kinds of slow steps: a watcher keeps each, and its log has the reason, in the step that the program notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recordings note of few steps: operators in no module, hooks, float64, anomaly detection, memory."""
+"""Notes of recordings on a few steps: operators outside modules, hooks, float64, anomaly detection, memory."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from modtrace.track.step_notes import StepNotes
 pytestmark = pytest.mark.usefixtures("native_engine", "nothing_compiled")
 
 _STEPS = 9
-"""Those after 1, 2, 4 and 8 are looked at, and the last of them ends."""
+"""Steps: those after 1, 2, 4 and 8 are looked at, and the last of them ends."""
 
 
 def notes_of(
     plant: Callable[[nn.Sequential], Callable[[], object]], engine: EngineName = "native", **options: Any
 ) -> dict[str, Any]:
-    """Train a model of four tensors, with what a plant returns after each step, and return the notes."""
+    """Train a model of four tensors, call the result of `plant` after each step, and return the notes."""
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
     after = plant(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -82,7 +82,7 @@ class Lazy(dict[str, torch.Tensor]):
         raise AssertionError("modtrace asked for something")
 
 
-def test_what_the_first_outermost_call_of_a_module_gets_is_noted(engine: EngineName) -> None:
+def test_inputs_of_the_first_outermost_call_of_a_module_are_noted(engine: EngineName) -> None:
     class Takes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -102,9 +102,9 @@ def test_what_the_first_outermost_call_of_a_module_gets_is_noted(engine: EngineN
             y, long = torch.ones(3, dtype=torch.bool), torch.ones(2, 4, dtype=torch.int64)
             with torch.autocast("cpu", torch.bfloat16, enabled=step == 4):
                 model(x, [y, (long,)], 5, {"a": long}, odd, lazy, mask=y).sum().backward()
-            model(torch.ones(5, 4)).sum().backward()  # an evaluation, say
-            other(odd)  # it gets nothing that is known
-            third(odd, torch.ones(3, device="meta"))  # for which there is no autocast
+            model(torch.ones(5, 4)).sum().backward()  # such as an evaluation
+            other(odd)  # its inputs are of no known kind
+            third(odd, torch.ones(3, device="meta"))  # a device without autocast
             optimizer.step()
 
     inputs = recording.timeline().metadata[STEP_NOTES]["inputs"]
@@ -131,13 +131,13 @@ def test_calls_with_the_inputs_of_an_earlier_one_in_the_step_are_noted(engine: E
         for _ in range(_STEPS):
             x = outer(torch.ones(2, 4))
             (model(x).sum() + outer(x).sum()).backward()
-            outer(x)  # it belongs to another loss
+            outer(x)  # belongs to another loss
             optimizer.step()
 
     assert recording.timeline().metadata[STEP_NOTES]["same_inputs"] == {"Twice.inner": 4}
 
 
-def test_operators_are_counted_where_no_module_and_no_optimizer_runs(engine: EngineName) -> None:
+def test_operators_outside_modules_and_optimizers_are_counted(engine: EngineName) -> None:
     notes = notes_of(average, engine)
 
     assert notes["steps"] == 4
@@ -201,7 +201,7 @@ def test_autocast_without_gradients_builds_no_graph(
                 model(torch.ones(2, 4))
     timeline = recording.timeline()
 
-    # torch makes nodes of the weights that it casts, but for old ones.
+    # torch makes nodes for the weights that it casts, except in old versions.
     assert timeline.metadata[STEP_NOTES]["casts"] == (casts if "unused_nodes" in timeline.slices.args else [])
     assert [one for one in timeline.summary().findings if "graph" in one.what] == []
 
@@ -209,7 +209,7 @@ def test_autocast_without_gradients_builds_no_graph(
 @pytest.mark.parametrize("engine", ["native", "python"])
 def test_modules_whose_gradients_no_optimizer_uses_are_noted(engine: EngineName) -> None:
     def plant(model: nn.Sequential) -> Callable[[], object]:
-        # The optimizer has none of them. One gets no gradient, and one is updated by hand.
+        # The optimizer has none of these layers. One gets no gradient, and one is updated by hand.
         more = [nn.Linear(1, 1), nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1)]
 
         @torch.no_grad()
@@ -235,7 +235,7 @@ def test_anomaly_detection_and_memory_are_noted(engine: EngineName) -> None:
 
 
 class Refusal(Exception):
-    """What a module raises that its caller expects."""
+    """An exception of a module that its caller expects."""
 
 
 class Refusing(nn.Module):
@@ -247,7 +247,7 @@ _BEFORE_LOSS_S, _AFTER_PASS_S, _AFTER_RANGE_S, _AFTER_STEP_S = 0.02, 0.008, 0.00
 
 
 def train_with_pauses(model: nn.Module, clock: list[float]) -> None:
-    """Train with a pause in each gap; the tests know the lines by their distance from this one."""
+    """Train with a pause in each gap; the tests know the lines by their distance from this function."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     refusing = Refusing()
     for _ in range(_STEPS):
@@ -293,7 +293,7 @@ def test_time_between_spans_is_noted_with_the_lines_around_it(engine: EngineName
     for (line, *_), times in gaps.items():
         assert len(times) == 4
         assert min(times) >= pauses.get(line, 0) * 1e9
-    # A stopwatch around all of it: steps that are looked at begin in one round and end in the next.
+    # A stopwatch around all of it: steps that are looked at start in one round and end in the next.
     assert sum(map(sum, gaps.values())) <= sum(clock) * 1e9
 
 
@@ -351,14 +351,14 @@ def test_lines_are_those_of_libraries_generators_and_coroutines(engine: EngineNa
     file = Path(__file__).name
     assert min(noted["gaps"][0][-1]) >= 0.01e9
     assert noted["gaps"][0][:-1] == [f"{file}:{made + 2}", "forward", f"{file}:{trained + 3}", "backward", "loss"]
-    # The range of the optimizer's step ends, and the one around it: they began before this step did.
+    # The optimizer's step range and the range around it end: they started before this step did.
     assert sorted(row[:-1] for row in noted["gaps"][1:]) == [
         [f"{file}:{trained + 3}", "backward", f"{file}:{trained + 5}", "user", "other"],
         [f"{file}:{trained + 4}", "optimizer", f"{file}:{made + 2}", "forward", "other"],
     ]
 
 
-def test_what_a_comparison_takes_for_the_program_is_noted(engine: EngineName) -> None:
+def test_the_program_is_noted_for_comparisons(engine: EngineName) -> None:
     def run(width: int, optimizer: type[torch.optim.Optimizer], hooks: int, *, anomaly: bool) -> Any:
         model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 1))
         for parameter in [*model.parameters()][:hooks]:
@@ -465,7 +465,7 @@ def test_lines_name_a_file_without_folders_or_no_file(file: str, said: str) -> N
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])
-def test_a_program_near_the_end_of_its_stack_goes_on_where_it_is_looked_at(engine: EngineName) -> None:
+def test_a_program_near_the_end_of_its_stack_goes_on_while_it_is_looked_at(engine: EngineName) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -494,7 +494,7 @@ def test_a_program_near_the_end_of_its_stack_goes_on_where_it_is_looked_at(engin
     assert [span.phase for span in recording.timeline().spans[-2:]] == ["forward", "backward"]
 
 
-def test_the_python_engine_counts_nothing_where_another_profiler_runs() -> None:
+def test_the_python_engine_counts_nothing_if_another_profiler_runs() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         notes = notes_of(average, "python")
 
@@ -503,7 +503,7 @@ def test_the_python_engine_counts_nothing_where_another_profiler_runs() -> None:
     assert notes["settings"] == {"torch.profiler": 4}
 
 
-def test_the_python_engine_ends_its_profiler_where_another_one_begins() -> None:
+def test_the_python_engine_ends_its_profiler_if_another_one_starts() -> None:
     profiled = []
 
     def profile(_: nn.Sequential) -> Callable[[], object]:
@@ -517,7 +517,7 @@ def test_the_python_engine_ends_its_profiler_where_another_one_begins() -> None:
     notes = notes_of(profile, "python")
 
     assert profiled == [["aten::ones", "aten::empty", "aten::fill_", "aten::cos"]] * _STEPS
-    # It begins again where the next span does.
+    # It starts again at the next span.
     assert calls_of(notes, "outside") == {"ones": 4, "square": 4, "mean": 4, "ones_like": 4}
     assert calls_of(notes, "in_optimizers") == {"add_": 16}
     assert not torch._C._autograd._profiler_enabled()
@@ -539,7 +539,7 @@ def test_the_python_engine_ends_its_profiler_after_a_step_that_ended_in_a_pass()
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
         assert torch._C._autograd._profiler_enabled()
-        for _ in range(2):  # the steps after two and three: the second is not looked at
+        for _ in range(2):  # the steps after steps two and three: the second of them is not looked at
             is_profiled = is_profiled_after(lambda _: optimizer.step())
         assert not is_profiled
 
@@ -572,35 +572,35 @@ def test_steps_that_the_user_ends_are_looked_at() -> None:
     assert calls_of(notes, "outside")["cos"] == notes["steps"] == 2
 
 
-def test_how_long_a_thread_waits_for_a_processor_is_read_from_linux() -> None:
+def test_the_wait_of_a_thread_for_a_processor_is_read_from_linux() -> None:
     def waited_ns() -> int:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
 
     delay = RunDelay()
-    assert delay() == 0  # nothing is known before
+    assert delay() == 0  # no reading before
     begin = waited_ns()
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(RunDelay()).result() == 0
     ended = waited_ns()
     assert delay() >= ended - begin >= 0
     with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(delay).result() == 0  # of another thread
+        assert threads.submit(delay).result() == 0  # on another thread
     delay.close()
 
 
-def test_how_long_calls_wait_for_a_processor_is_noted_of_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_wait_of_calls_for_a_processor_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunDelay, "__call__", lambda self: 1_000)
     model = nn.Linear(4, 1)
     with torch.no_grad(), modtrace.record() as recording:
         for _ in range(6):
             model(torch.ones(2, 4))
 
-    # It is read after calls 1 to 5 and at the end.
+    # The delay is read after calls 1 to 5 and at the end.
     assert recording.timeline().metadata[STEP_NOTES]["waited_ns"] == 6_000
 
 
 def test_the_longest_waits_for_a_processor_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits_ns = itertools.count(100_000, 40_000)  # longer at each end of a step; it is read as step 0 begins too
+    waits_ns = itertools.count(100_000, 40_000)  # longer at each end of a step; also read as step 0 starts
     monkeypatch.setattr(RunDelay, "__call__", lambda self: next(waits_ns))
     model = nn.Linear(4, 1)
     with modtrace.record() as recording:
@@ -612,7 +612,7 @@ def test_the_longest_waits_for_a_processor_are_noted(monkeypatch: pytest.MonkeyP
     assert delays == [[step, 140_000 + 40_000 * step] for step in range(99, 35, -1)]
 
 
-def test_what_a_handler_raises_while_linux_is_asked_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_a_handler_during_a_read_from_linux_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_slow(*_: object) -> None:
         raise TimeoutError("of the program")
 
@@ -635,7 +635,7 @@ def test_what_a_handler_raises_while_linux_is_asked_reaches_the_user(monkeypatch
 
 def test_an_interrupt_as_a_step_is_noted_ends_no_later_look(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
-        """A lock, behind whose second acquisition an interrupt comes."""
+        """A lock, with an interrupt after its second acquisition."""
 
         def __init__(self) -> None:
             self.lock, self.count = threading.Lock(), 0
@@ -664,7 +664,7 @@ def test_an_interrupt_as_a_step_is_noted_ends_no_later_look(monkeypatch: pytest.
                 interrupts += 1
 
     assert interrupts == 1
-    assert recording.timeline().metadata[STEP_NOTES]["steps"] == 2  # of the steps 2 to 5, those after 1 and 2
+    assert recording.timeline().metadata[STEP_NOTES]["steps"] == 2  # of steps 2 to 5, those after the first and second
 
 
 def test_a_file_of_the_programs_that_took_the_number_stays_open(tmp_path: Path) -> None:
@@ -672,7 +672,7 @@ def test_a_file_of_the_programs_that_took_the_number_stays_open(tmp_path: Path) 
     delay()
     number = delay._file._file
     with open(tmp_path / "log", "w") as log:
-        os.dup2(log.fileno(), number)  # as after closing all that were open
+        os.dup2(log.fileno(), number)  # as if the program had closed all open files
         delay()
         assert delay._file._file != number
         delay.close()
@@ -681,7 +681,7 @@ def test_a_file_of_the_programs_that_took_the_number_stays_open(tmp_path: Path) 
 
 
 class Loop(nn.Module):
-    """Multiplies 70 times, adds once in float64, and keeps a number."""
+    """Multiplies 70 times, adds once in float64, and stores a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -697,7 +697,7 @@ class Loop(nn.Module):
 
 @pytest.mark.parametrize("ended_by", ["step", "passes", "calls"])
 @pytest.mark.parametrize("engine", ["native", "python"])
-def test_what_modules_run_themselves_is_noted_whatever_ends_steps(engine: EngineName, ended_by: str) -> None:
+def test_operators_of_modules_themselves_are_noted_whatever_ends_steps(engine: EngineName, ended_by: str) -> None:
     model = Loop()
     with modtrace.record(engine=engine) as recording, torch.set_grad_enabled(ended_by != "calls"):
         for _ in range(_STEPS):
@@ -713,7 +713,7 @@ def test_what_modules_run_themselves_is_noted_whatever_ends_steps(engine: Engine
     assert notes["steps"] == 4
     assert notes["lengthen"] == {"Loop.numbers": [[2, 2], [3, 3], [5, 5], [9, 9]]}
     noted = {fqn: [row[:2] for row in rows] for fqn, rows in notes["inside"].items()}
-    # Of those with tensors of float64 the first 3 are noted by time; the Python engine does not know these.
+    # The first 3 operators with float64 tensors are noted by time; the Python engine does not know them.
     assert noted["Loop"][0] == ["", 4 * 73]
     assert ["mul", 4 * 70] in noted["Loop"]
     assert noted["Loop.inner"] == [["", 4], ["linear", 4]]
@@ -721,7 +721,7 @@ def test_what_modules_run_themselves_is_noted_whatever_ends_steps(engine: Engine
     double = " (float64)" if engine == "native" else ""
     assert all(name in ("mul", "to", f"add{double}", f"to{double}", " (float64)") for name, _ in noted["Loop"][1:])
     made = [args["own_nodes"] for args in timeline.span_args.values() if "own_nodes" in args]
-    # 70 products, two conversions and a sum.
+    # Nodes: 70 products, two conversions and a sum.
     assert made == ([73] * _STEPS if ended_by != "calls" else [])
 
 
@@ -745,7 +745,7 @@ def test_operators_in_a_checkpoint_are_those_of_the_modules_in_it(engine: Engine
             optimizer.step()
 
     inside = recording.timeline().metadata[STEP_NOTES]["inside"]
-    # How older versions of torch keep what the checkpoint gets: by a function and a tensor for it, in each step.
+    # Older versions of torch keep the checkpoint's inputs by a function and a tensor for it, in each step.
     keeps = not use_reentrant and hasattr(torch.utils.checkpoint, "_NoopSaveInputs")
     assert {fqn: [row[:2] for row in own] for fqn, own in inside.items()} == {
         **({"Net": [["", 8], ["_NoopSaveInputs", 4], ["empty", 4]]} if keeps else {}),
@@ -753,7 +753,7 @@ def test_operators_in_a_checkpoint_are_those_of_the_modules_in_it(engine: Engine
     }
 
 
-def test_what_no_loss_needs_builds_a_graph_that_no_pass_uses(engine: EngineName) -> None:
+def test_a_module_that_no_loss_needs_builds_a_graph_that_no_pass_uses(engine: EngineName) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -790,7 +790,7 @@ def test_what_no_loss_needs_builds_a_graph_that_no_pass_uses(engine: EngineName)
         (nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), "normalize by each batch"),
     ],
 )
-def test_what_is_in_training_mode_where_nothing_is_trained_is_a_finding(
+def test_training_mode_without_training_is_a_finding(
     engine: EngineName, training: bool, layer: nn.Module, other: nn.Module, does: str
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4), other).train(training)
@@ -825,9 +825,9 @@ def test_places_whose_modules_differ_in_size_are_noted(engine: EngineName, sizes
 
     notes = recording.timeline().metadata[STEP_NOTES]
     assert isinstance(notes, dict)
-    # A ReLU has the size of what is around it.
+    # A ReLU has the size of the module around it.
     assert notes["unlike"] == ["Net.stages.*", "Net.stages.*.0", "Net.stages.*.1"] * differ
-    # 6 values instead of 9; a ReLU has none itself.
+    # 6 values instead of 9; a ReLU has no values itself.
     assert notes["size_percent"] == ({} if differ else {"Net.stages.0": 66, "Net.stages.0.0": 66})
 
 
@@ -842,7 +842,7 @@ def test_the_module_with_most_of_the_values_is_noted(width: int, noted: dict[str
     assert recording.timeline().metadata[STEP_NOTES]["largest"] == noted
 
 
-def test_sizes_are_found_without_code_of_the_users() -> None:
+def test_sizes_are_found_without_running_code_of_the_user() -> None:
     class Own(nn.Linear):
         asked = 0
 

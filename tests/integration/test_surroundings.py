@@ -1,4 +1,4 @@
-"""Recording where Python and torch are used in other ways than by a plain loop: a next recording is complete."""
+"""Recording with unusual uses of Python and torch, beyond a plain loop: a next recording is complete."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rows(timeline: Timeline, since_ns: int = 0) -> list[Row]:
 
 
 def rows_after(timeline: Timeline) -> list[Row]:
-    """The spans behind the last mark of the test, behind which a backward pass may have ended a step."""
+    """The spans after the test's last mark, after which a backward pass may have ended a step."""
     return rows(timeline, max(mark.time_ns for mark in timeline.marks if mark.kind == "mark"))
 
 
@@ -162,7 +162,7 @@ def test_greenlets_that_change_inside_calls(engine: EngineName) -> None:
 
     assert one.dead
     assert other.dead
-    # The two are there still.
+    # The first two models are still alive.
     third = [(fqn.replace("Sequential", "Sequential#3"), *rest) for fqn, *rest in COMPLETE]
     assert rows_after(recording.timeline()) == third
 
@@ -185,7 +185,7 @@ def test_a_debugger_or_profiler_of_python(engine: EngineName, hook: Callable[[ob
 
 
 def graph_of(graph: object) -> str:
-    """Its text, without the numbers that torch.jit gives classes anew each time."""
+    """The graph's text, without the numbers that torch.jit gives classes anew each time."""
     return re.sub(r"__torch_mangle_\d+\.", "", str(graph))
 
 
@@ -322,7 +322,7 @@ def test_two_processes_that_record_to_one_ring(engine: EngineName, tmp_path: Pat
         process.stdin.flush()
     printed = [process.communicate()[0] for process in processes]
 
-    # Each has its own; which of them has the number depends on which came first, and whether it had ended.
+    # Each process has its own ring; its name depends on which came first, and whether it had ended.
     assert printed == ["0 True step 49\n"] * 2
     assert {path.name for path in tmp_path.iterdir()} == {"ring.modtrace", "ring.1.modtrace"}
     timelines = [modtrace.load(path) for path in tmp_path.iterdir()]
@@ -349,7 +349,7 @@ print(recording.timeline().metadata["engine"], len(recording.timeline().spans))
 """
 
 
-def test_where_no_file_can_be_opened_a_first_recording_runs_on_what_is_loaded() -> None:
+def test_a_first_recording_runs_on_loaded_modules_if_no_file_can_be_opened() -> None:
     done = run_forked("-c", NO_FILES)
 
     assert (done.stdout, done.stderr) == ("native 1\n", "")

@@ -28,7 +28,7 @@ step()
 """
 # One call into C, which Python's handlers cannot interrupt: it goes on after a signal.
 HANG = 'pipe, _ = os.pipe()\nprint("ready", flush=True)\nos.read(pipe, 1)'
-# Not `signal.pause()`: it waits for ever, where the signal comes just before it.
+# Not `signal.pause()`: it waits forever if the signal comes just before it.
 OWN = """
 def end(number, frame):
     os.write(1, b"the program's own\\n")  # the signal may come while "ready" is being printed
@@ -39,7 +39,7 @@ signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
 while True: pass
 """
-# Each gets the signal at once, most of them before Python has run there and the handler is gone.
+# Each worker gets the signal at once, most of them before Python has run there and removed the handler.
 WORKERS = """
 for _ in range(30):
     worker = multiprocessing.get_context("fork").Process(target=signal.pause)
@@ -116,7 +116,7 @@ def test_on_sigterm_a_run_is_saved_and_ends_as_before(
         *options,
         "train.py",
     )
-    # One that ends as a whole interpreter does.
+    # One case needs a process that ends as a whole interpreter does.
     start = start_python if script == HANG and not options else start_forked
     with start(*command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -132,7 +132,7 @@ def test_on_sigterm_a_run_is_saved_and_ends_as_before(
 
 
 @pytest.mark.parametrize(("text", "spans"), [("path=out.pftrace,save_on_term=true", 1), ("out.pftrace", None)])
-def test_on_sigterm_what_the_variable_records_is_saved(text: str, spans: int | None, tmp_path: Path) -> None:
+def test_on_sigterm_a_recording_by_the_variable_is_saved(text: str, spans: int | None, tmp_path: Path) -> None:
     job = f"import modtrace\n{STEP}{HANG}"
     with start_forked("-c", job, cwd=tmp_path, env=python_environment(MODTRACE=text)) as process:
         assert process.stdout is not None
@@ -179,20 +179,20 @@ SAVES = {
 
 
 def press_while_it_saves(way: str, again_ns: int, folder: Path) -> tuple[int, str, bytes]:
-    """Press Ctrl-C twice while the trace is written into a full pipe; returns the status, stderr and what came out."""
+    """Press Ctrl-C twice while the trace is written into a full pipe; return status, stderr and the pipe's content."""
     (folder / "train.py").write_text(PRESSED.format(again_ns=again_ns) + SAVES[way])
     os.mkfifo(folder / "out.json")
     run = ("-m", "modtrace", "run", "-o", "out.json") if way.startswith("run") else ()
     start = start_python if way == "exit" else start_forked
     process = start(*run, "train.py", cwd=folder, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    with open(folder / "out.json", "rb") as pipe:  # which waits until it is opened to be written
+    with open(folder / "out.json", "rb") as pipe:  # waits until the program opens it to write
         process.send_signal(signal.SIGINT)
         said = process.stderr.readline()
         while "press Ctrl-C again" not in said:
             said += process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        # Once it has ended by the second one, nothing more comes.
+        # Once the second Ctrl-C has ended it, nothing more comes.
         status = process.wait(HANGS_AFTER_S) if not again_ns else None
         written = pipe.read()
     _, rest = process.communicate(timeout=HANGS_AFTER_S)
@@ -205,7 +205,7 @@ def test_ctrl_c_pressed_twice_while_it_saves_leaves_the_trace_whole(way: str, tm
 
     (tmp_path / "whole.json").write_bytes(written)
     timeline = modtrace.load(tmp_path / "whole.json")
-    # Of what an exit handler raises, Python says that it is ignored.
+    # Python ignores an exception of an exit handler, and says so.
     assert status == {"exit": 0, "run to the end": 1}.get(way, -signal.SIGINT), said
     assert sum(span.fqn == "Sequential" for span in timeline.spans) == 1000
     assert said.count("press Ctrl-C again") == 1
@@ -220,7 +220,7 @@ def test_ctrl_c_pressed_again_later_ends_the_saving(way: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), RuntimeError("reentrant call"), ValueError("closed file")])
-def test_ctrl_c_that_cannot_be_told_waits_all_the_same(error: Exception) -> None:
+def test_ctrl_c_that_cannot_be_reported_waits_all_the_same(error: Exception) -> None:
     saved: list[str] = []
 
     def tell() -> None:

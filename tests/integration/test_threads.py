@@ -40,7 +40,7 @@ def quick_switches() -> Iterator[None]:
 
 
 def together(*runs: Callable[[], object]) -> None:
-    """Run each on a thread of its own, named after its place, all from the same moment on."""
+    """Run each function on its own thread, named by its position, all from the same moment on."""
     errors: list[BaseException] = []
     gate = threading.Barrier(len(runs))
 
@@ -102,7 +102,7 @@ def test_forward_and_backward_on_many_threads_at_once(engine: EngineName, shared
         assert forward == [(fqn.replace("Sequential", root), depth) for fqn, depth in FORWARD * steps]
         assert backward == [(fqn.replace("Sequential", root), depth) for fqn, depth in BACKWARD * steps]
     assert roots == {"Sequential", *(f"Sequential#{n}" for n in range(2, threads + 1) if not shared)}
-    # Each call has a number of its own, on whatever thread.
+    # Each call has its own number, on any thread.
     for phase in ("forward", "backward"):
         numbers = Counter((span.fqn, span.call) for span in timeline.spans if span.phase == phase)
         assert set(numbers.values()) == {1}
@@ -187,7 +187,7 @@ def test_a_recording_can_stop_while_threads_train(engine: EngineName) -> None:
             timeline = recording.timeline()
             assert share_nested(timeline) == 1
             assert timeline.stats.recorded > 0
-            # An event that a thread was about to write is lost, and told.
+            # An event that a thread was about to write is lost, and counted.
             assert timeline.stats.torn <= 3
 
     together(record, *[train(worker) for worker in range(3)])
@@ -195,8 +195,8 @@ def test_a_recording_can_stop_while_threads_train(engine: EngineName) -> None:
     assert min(trained) > 0
 
 
-def test_passes_that_are_told_node_by_node_beside_starts_and_stops(engine: EngineName) -> None:
-    """The native engine writes what its observer sees without the interpreter's lock, while recordings come and go."""
+def test_passes_observed_node_by_node_during_starts_and_stops(engine: EngineName) -> None:
+    """The native engine writes observed nodes without the interpreter's lock, while recordings start and stop."""
     over, passed = threading.Event(), threading.Semaphore(0)
 
     def train() -> None:
@@ -205,7 +205,7 @@ def test_passes_that_are_told_node_by_node_beside_starts_and_stops(engine: Engin
             power = x
             for _ in range(30):
                 power = power * x
-            # Which inputs it is for makes a pass one that hooks cannot tell.
+            # A pass for given inputs is one that hooks cannot follow.
             (gradient,) = torch.autograd.grad(power.sum(), [x])
             passed.release()
             assert gradient.tolist() == [31.0] * 8
@@ -220,7 +220,7 @@ def test_passes_that_are_told_node_by_node_beside_starts_and_stops(engine: Engin
                         assert passed.acquire(timeout=HANGS_AFTER_S)
                 timeline = recording.timeline()
                 assert len(timeline.spans) == 0
-                # An event that a thread was about to write is lost, and told.
+                # An event that a thread was about to write is lost, and counted.
                 assert timeline.stats.torn <= 2
         finally:
             over.set()
@@ -229,7 +229,7 @@ def test_passes_that_are_told_node_by_node_beside_starts_and_stops(engine: Engin
 
 
 def test_a_pass_that_goes_on_from_one_recording_into_the_next(engine: EngineName) -> None:
-    """Its nodes are noted without the interpreter's lock: what they read is what the next start writes."""
+    """Its nodes are noted without the interpreter's lock: they read the state that the next start writes."""
     over, passed, errors = threading.Event(), threading.Semaphore(0), list[BaseException]()
 
     def train() -> None:
@@ -243,7 +243,7 @@ def test_a_pass_that_goes_on_from_one_recording_into_the_next(engine: EngineName
             assert gradient.item() == 401.0
 
     def start_and_stop() -> None:
-        # The engine alone, which starts again at once.
+        # Only the engine, which starts again at once.
         recorder = make_engine(choose_engine(engine), Ring(1 << 10), errors.append, EngineOptions())
         try:
             for _ in range(scaled(40, 100, 2000)):

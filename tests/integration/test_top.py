@@ -1,4 +1,4 @@
-"""`modtrace top` on a pseudo-terminal beside real processes: what it shows, keys, and the terminal behind it."""
+"""`modtrace top` on a pseudo-terminal with real processes: its screen, its keys, and the terminal afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A command on a terminal of its own, 80 columns by 24 lines."""
+    """A command on its own terminal, 80 columns by 24 lines."""
 
     def __init__(self, *arguments: object) -> None:
         self._master, self._slave = pty.openpty()
@@ -52,12 +52,12 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait_for(self, is_shown: Callable[[str], object]) -> list[str]:
-        """Read until the screen, as one line, holds something; return its lines."""
+        """Read until the screen, as one line, has the expected text; return its lines."""
         deadline = time.monotonic() + HANGS_AFTER_S
         while time.monotonic() < deadline:
             if select.select([self._master], [], [], 0.1)[0]:
                 self.raw += os.read(self._master, 1 << 16)
-                # Each time all of it is drawn, from its upper left corner on.
+                # Each update draws the whole screen, from its upper left corner on.
                 screen = _ESCAPES.sub("", self.raw.rpartition(b"\x1b[H")[2].decode(errors="replace"))
                 if is_shown(" ".join(screen.split())):
                     return screen.splitlines()
@@ -89,7 +89,7 @@ class Jobs:
         self.folder, self.processes = folder, list[subprocess.Popen[str]]()
 
     def train(self, name: str, ring: str = "0.modtrace") -> subprocess.Popen[str]:
-        """Start one; when it returns, two steps have ended."""
+        """Start a training; return once two steps have ended."""
         arguments = ("-W", "ignore", "-m", "tests.support.top_training", self.folder / ring, self.folder / "stop", name)
         process = start_python(*arguments)
         self.processes.append(process)
@@ -123,7 +123,7 @@ def open_terminal() -> Iterator[Callable[..., Terminal]]:
 
 def test_it_follows_a_job_through_its_life(jobs: Jobs, tmp_path: Path, open_terminal: Callable[..., Terminal]) -> None:
     terminal = open_terminal("top", tmp_path, "--refresh", 0.2)
-    terminal.wait_for(lambda text: "no recording in this folder" in text)  # it begins later
+    terminal.wait_for(lambda text: "no recording in this folder" in text)  # the training starts later
 
     first = jobs.train("First")
     terminal.wait_for(lambda text: re.search(r"0\.modtrace running · step \d+ · [\d.]+ steps/s", text))
@@ -133,7 +133,7 @@ def test_it_follows_a_job_through_its_life(jobs: Jobs, tmp_path: Path, open_term
     first.wait()
     terminal.wait_for(lambda text: "0.modtrace died" in text)
 
-    jobs.train("Second")  # a new ring at the old one's place
+    jobs.train("Second")  # a new ring in place of the old one
     terminal.wait_for(lambda text: "Second.0" in text and "First" not in text)
 
     terminal.press("s")

@@ -1,4 +1,4 @@
-"""What users see of modtrace in the traceback of an error in their model: nothing, where tools can leave frames out."""
+"""Frames of modtrace in the traceback of an error in the user's model: none, if tools can leave frames out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fails(nn.Module):
 
 
 def ours(run: AbstractContextManager[object]) -> list[bool]:
-    """Whether each frame of modtrace is hidden in the traceback of an error in a forward and of one in a backward."""
+    """Whether each modtrace frame is hidden in the tracebacks of an error in a forward and of one in a backward."""
     hidden = []
     model = nn.Sequential(nn.Sequential(Fails()))
     with run:
@@ -41,14 +41,14 @@ def ours(run: AbstractContextManager[object]) -> list[bool]:
 
 
 def ours_alone(**options: object) -> list[bool]:
-    """The same for a recording in a new process: what an earlier one wrapped here stays wrapped."""
+    """The same for a recording in a new process: wrappers of an earlier one stay in this process."""
     code = f"import modtrace; from {__name__} import ours; print(ours(modtrace.record(**{options!r})))"
     hidden: list[bool] = json.loads(run_forked("-c", code).stdout.lower())
     return hidden
 
 
 def test_frames_of_an_engine_are_hidden(engine: EngineName) -> None:
-    # A frame for each of three calls and one for the pass; the native engine has none.
+    # One frame for each of three calls and one for the pass; the native engine has no frame.
     assert ours_alone(engine=engine) == ([True] * 4 if engine == "python" else [])
 
 

@@ -1,4 +1,4 @@
-"""What a program does stays as it was: losses to the bit, pickles, hooks, jit, fx, and others' patches of the call."""
+"""Programs behave as before: losses to the bit, pickles, hooks, jit, fx, and others' patches of the call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def small() -> nn.Module:
 
 
 def everything(module: nn.Module) -> dict[str, set[str]]:
-    """The names of all that each module holds, hooks among them."""
+    """The names of all attributes and hooks of each module."""
     return {
         name: {
             *vars(inner),
@@ -102,10 +102,10 @@ def test_models_can_be_copied_while_they_are_recorded(engine: EngineName, how: s
     forward = [(span.fqn, span.call) for span in recording.timeline().spans if span.phase == "forward"]
 
     names = ["Sequential", "Sequential.0", "Sequential.1", "Sequential.2", "Sequential.2.0"]
-    # The copy is another model beside it.
+    # The copy is a separate model.
     copies = [name.replace("Sequential", "Sequential#2") for name in names]
     assert forward == [(name, 0) for name in (*names, *copies)]
-    # The copy has made one step more.
+    # The copy has run one more step.
     model(x)
     assert torch.equal(twin.eval()(x), model.eval()(x))
 
@@ -130,7 +130,7 @@ def test_the_call_is_restored(engine: EngineName) -> None:
     assert nn.Module.__call__ is CALL
 
 
-def test_the_call_is_restored_below_what_others_put_around_it(engine: EngineName) -> None:
+def test_the_call_is_restored_below_wrappers_of_others(engine: EngineName) -> None:
     seen: list[str] = []
     recording = modtrace.record(engine=engine)
     recording.start()
@@ -207,7 +207,7 @@ class Plain(nn.Module):
 @pytest.mark.parametrize("kind", ["script", "trace"])
 def test_scripted_and_traced_modules(engine: EngineName, kind: str, when: str) -> None:
     def make(model: nn.Module) -> Any:
-        # They are deprecated, and used.
+        # They are deprecated, but in use.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.jit.script(model) if kind == "script" else torch.jit.trace(model, torch.ones(2))

@@ -1,4 +1,4 @@
-"""`modtrace view` in a real browser: handed over whole to the real Perfetto UI; and a timeline in a notebook."""
+"""`modtrace view` in a real browser: the whole trace reaches the real Perfetto UI; and a timeline in a notebook."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_the_real_ui_receives_the_trace_whole(browser: Browser, ui: str, tmp_pat
         assert perfetto_ui.query_number(drawn, in_categories) == len(timeline.spans)
         assert perfetto_ui.query_number(drawn, "select count(*) as n from flow") == len(timeline.spans) / 2
         pinned = perfetto_ui.pinned_tracks(drawn)
-        # Of a thread in JSON this version of the UI pins the group too, which has the same name.
+        # For a thread in JSON, this version of the UI also pins the group, which has the same name.
         twice = 2 if "json" in suffix else 1
         assert [name.split(" ·")[0].rstrip("0123456789 ") for name in pinned] == [
             *["steps and marks"] * twice,
             *["forward", "backward"] * twice,
         ]
         assert all("MainThread" in name for name in pinned[twice:])
-        # A slice's colour is drawn on both tracks: a page that only has their names is of few colours.
+        # A slice's colour is drawn on both tracks: a page with only their names has few colours.
         assert len(set(colours(seen.page))) > 10
         assert seen.page.title() == "</script> gpt – modtrace"
         asked = [url for url in seen.requests if url.startswith("http://127.0.0.1") and not url.startswith(ui)]
@@ -71,7 +71,7 @@ def test_the_real_ui_receives_the_trace_whole(browser: Browser, ui: str, tmp_pat
 
 
 def colours(page: Page) -> list[int]:
-    """The colours of the picture's pixels where the pinned tracks are, coarsely."""
+    """The picture's coarse colours in the area of the pinned tracks."""
     picture = page.screenshot(clip={"x": 260, "y": 170, "width": 1300, "height": 190}, type="png")
     reading = """async bytes => {
         const bitmap = await createImageBitmap(new Blob([new Uint8Array(bytes)], { type: "image/png" }));
@@ -182,7 +182,7 @@ def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
 
 
 def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Path) -> None:
-    # A browser in little: it takes the page and the trace.
+    # A minimal browser: it takes the page and the trace.
     script = tmp_path / "browser"
     script.write_text(
         f"#!{sys.executable}\n"
@@ -206,7 +206,7 @@ def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Pa
 def test_a_browser_that_cannot_start(trace: Path) -> None:
     running = started(trace, BROWSER="/nonexistent/browser %s")
     assert running.stdout is not None
-    # The browser is started beside the server, which says in the meantime until when it serves.
+    # The browser starts beside the server, which meanwhile prints until when it serves.
     lines = [line for line in (running.stdout.readline() for _ in range(6)) if not line.startswith("Serving ")]
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=HANGS_AFTER_S)
@@ -283,7 +283,7 @@ def test_view_of_a_file_that_is_no_trace_fails_with_one_line(tmp_path: Path) -> 
     )
 
 
-# What is converted on the way.
+# Conversions on the way.
 
 
 _RECORDED = """
@@ -316,7 +316,7 @@ modtrace.merge(folder / "within.json", folder / "run.ring", folder / "merged.pft
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profiler's trace, and a ring and a profiler's trace of the same steps, merged.
 
-    Made in a process of its own: torch remembers for good which call of a module its first profile saw.
+    Made in its own process: torch remembers for good which call of a module its first profile saw.
     """
     folder = tmp_path_factory.mktemp("recorded")
     run_forked("-W", "ignore", "-c", _RECORDED, folder)
@@ -338,7 +338,7 @@ def test_every_kind_of_trace_is_known_and_gives_its_timeline(
 ) -> None:
     path = recorded / name
     with path.open("rb") as plain, gzip.open(tmp_path / "packed.gz", "wb") as packed:
-        if kind is not FileKind.RING:  # a ring is a mapping, never packed
+        if kind is not FileKind.RING:  # a ring is a memory mapping, never compressed
             shutil.copyfileobj(plain, packed)
 
     assert file_kind(path) is kind
@@ -405,7 +405,7 @@ def test_a_notebook_shows_the_last_steps_of_a_long_timeline() -> None:
     assert len(shown) < 600_000
 
 
-def test_a_notebook_says_what_a_huge_timeline_is() -> None:
+def test_a_notebook_describes_a_huge_timeline() -> None:
     timeline = gpt_timeline(steps=1, layers=1000)
     assert len(timeline.spans) > MAX_SPANS
 

@@ -1,4 +1,4 @@
-"""The operator by which compiled graphs of torch 2.15 wait for several collectives at once; before, it is made here."""
+"""The operator by which compiled graphs of torch 2.15 wait for several collectives; older versions get a stand-in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(json.dumps([[tensor.tolist() for tensor in done], rows]))
 
 @pytest.mark.usefixtures("native_engine")
 def test_waiting_for_several_collectives_at_once_is_a_wait() -> None:
-    # Before it, gloo of torch 2.8 prints a line.
+    # gloo of torch 2.8 prints a line first.
     done, rows = json.loads(run_forked("-W", "ignore", "-c", SCRIPT).stdout.splitlines()[-1])
 
     assert done == [[1, 1], [1, 1, 1]]

@@ -1,4 +1,4 @@
-"""Wheels with engines, installed where no compiler is: the torch at hand finds its own, any other passes them over."""
+"""Wheels with engines, installed without a compiler: the installed torch finds its own, any other skips them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Installed(NamedTuple):
 
 
 def pretend(folder: Path, version: str) -> Path:
-    """A folder for PYTHONPATH, by which torch says that it is another version."""
+    """A folder for PYTHONPATH that makes torch report another version."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(OTHER_TORCH.format(version=version))
     return folder
 
 
 def write_python_of(version: str, folder: Path) -> Path:
-    """A Python whose torch says that it is another version."""
+    """A Python whose torch reports another version."""
     python = folder / f"python-of-torch-{version}"
     python.write_text(
         f'#!/bin/sh\nPYTHONPATH="{pretend(folder / version, version)}:$PYTHONPATH" exec {sys.executable} "$@"\n'
@@ -64,7 +64,7 @@ def write_python_of(version: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(native_engine: None, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheels of the torch at hand, which is named twice, of its next patch, and of one that does not exist."""
+    """The wheels of the installed torch, which is named twice, of a later patch, and of one that does not exist."""
     folder = tmp_path_factory.mktemp("wheels")
     others = [write_python_of(version, folder) for version in (f"{MINOR}.99", "2.99.0")]
     write_compiler(folder / "c++", folder / "compiled.log", find_library())
@@ -134,7 +134,7 @@ def test_pip_installs_both_in_seconds(installed: Installed) -> None:
         (["{python}", "{folder}/bare"], 1, "scripts/wheels: {folder}/bare has no torch, which its engine would be for"),
     ],
 )
-def test_what_no_wheel_can_be_made_of_is_said_in_a_line(
+def test_arguments_that_give_no_wheel_are_refused_in_a_line(
     arguments: list[str], status: int, says: str, tmp_path: Path
 ) -> None:
     bare = tmp_path / "bare"
@@ -172,7 +172,7 @@ def test_a_torch_that_no_wheel_knows_is_recorded_by_the_python_engine(installed:
 @pytest.mark.parametrize(
     "command", ["summary made.pftrace", "convert made.pftrace made.json", "report made.pftrace -o bug.zip"]
 )
-def test_what_it_recorded_is_read_without_torch(command: str, installed: Installed) -> None:
+def test_its_recording_is_read_without_torch(command: str, installed: Installed) -> None:
     assert installed.run("-c", RECORD).returncode == 0
     without_torch = "import sys; sys.modules['torch'] = None; from modtrace.cli import main; main()"
 

@@ -241,24 +241,24 @@ def is_fetching(ring: Path) -> bool:
 
 @PYTHON_IN_FULL
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_process_that_waits_for_its_data_is_said_to_do_so(engine: EngineName, workers: int, tmp_path: Path) -> None:
+def test_a_process_that_waits_for_its_data_is_named_so(engine: EngineName, workers: int, tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
     process = start_forked("-c", LOADER, engine, ring, workers, stdin=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "hangs\n"
-    # A worker is ahead of the process that waits for it.
+    # A worker runs ahead of the process that waits for it.
     while not is_fetching(ring):
         assert process.poll() is None
     done = run_python("-m", "modtrace", "where", ring, env=python_environment(COLUMNS="200"))
     result = modtrace.where(ring)
     process.kill()
-    process.communicate()  # its worker reads the end of what it waits for
+    process.communicate()  # its worker then reads the end of its queue
 
     name = f"_{'MultiProcessing' if workers else 'SingleProcess'}DataLoaderIter"
     lasted = r"<?[\d.]+ m?s"
     place = rf"range epoch › data loading \(enumerate\(DataLoader\)#{name}\.__next__\)"
     assert re.search(rf"MainThread +{place} +{lasted} +{lasted}", done.stdout), done.stdout
-    # After 5 seconds it seems hung: a slow machine comes that late.
+    # After 5 seconds it seems hung: a slow machine may take that long.
     place = "seems hung: in range epoch › data loading" if result.ranks[0].hung_threads else "is in data loading"
     assert re.match(rf"rank 3 {place} for {lasted} \(usually {lasted}\)", result.sentence)
 
@@ -292,7 +292,7 @@ def test_watch_shows_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path)
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
-def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
+def test_a_rank_that_waits_in_backward_is_distinguished_from_one_that_has_not_called_it(
     engine: EngineName, tmp_path: Path
 ) -> None:
     processes = [start_forked("-c", DDP, engine, tmp_path, rank) for rank in range(2)]
@@ -300,7 +300,7 @@ def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "at backward\n"
-        # It runs its nodes, and then waits for the other rank: for good, so it comes to it.
+        # Rank 0 runs its nodes, and then waits for the other rank forever, so it gets to this state.
         while [call.phase for call in read_rank_state(tmp_path / "run-0.modtrace").threads[0].calls] != [
             "after backward"
         ]:
@@ -316,7 +316,7 @@ def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
     assert lines[0] == f"rank 0 is in {waits}, rank 1 in no module"
     pids = [process.pid for process in processes]
     shown = rf"rank 0 +{pids[0]} +running +1 +MainThread +{re.escape(waits)} \(Embedding\) +[\d.]+ m?s"
-    # Once rank 0 has waited for a second, the hang stands above the table, and who causes it comes first in that.
+    # Once rank 0 has waited for a second, the hang is above the table, and the rank that causes it is the first row.
     header = next(number for number, line in enumerate(lines) if line.split()[:2] == ["pid", "state"])
     rows = sorted(line.rstrip() for line in lines[header + 1 : header + 3])
     assert re.fullmatch(shown, rows[0])
@@ -372,7 +372,7 @@ except RecordingError as error:
 
 
 @pytest.mark.parametrize("taken", ["python", "faulthandler"])
-def test_signal_that_the_program_handles_is_not_taken_for_stacks(tmp_path: Path, taken: str) -> None:
+def test_signal_that_the_program_handles_is_not_used_for_stacks(tmp_path: Path, taken: str) -> None:
     done = run_forked("-c", HANDLES, taken, tmp_path / "run.modtrace")
 
     assert done.stdout.splitlines() == [
@@ -427,7 +427,7 @@ def test_a_model_that_is_evaluated_is_in_an_evaluation(engine: EngineName, tmp_p
 
     calls = ["forward Net", "forward Net.1"]
     assert stacks.pop("trained" if trains else "evaluated first") == calls
-    # What is never in training mode is not told from a server's, or a teacher of another model.
+    # A model that is never in training mode looks like a served model, or another model's teacher.
     assert stacks == {
         "evaluated": ["evaluation", *calls] if trains else calls,
         "teacher": ["forward Sequential", "forward Sequential.0"],

@@ -1,4 +1,4 @@
-"""What tests of reports share."""
+"""Fixtures for tests of reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.python_process import run_python
 
 @pytest.fixture(scope="package")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what a run under planted names left."""
+    """A folder with the files of a run under planted names."""
     home = tmp_path_factory.mktemp("run") / "heartofgold" / "zaphod"
     home.mkdir(parents=True)
     (home / "deepthought.py").write_text(RUN)
@@ -39,5 +39,5 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare() -> int:
-    """Bytes of an archive with next to nothing in it."""
+    """Bytes of a nearly empty archive."""
     return modtrace.report(gpt_timeline(1, 1)).size

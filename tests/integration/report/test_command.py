@@ -66,7 +66,7 @@ def test_it_writes_the_archive(trace: Path) -> None:
         (["-o", "absent/bug.zip"], 1, "there is no directory absent"),
     ],
 )
-def test_where_it_cannot_be_written(trace: Path, arguments: list[str], code: int, said: str) -> None:
+def test_an_archive_that_cannot_be_written_is_an_error(trace: Path, arguments: list[str], code: int, said: str) -> None:
     result = invoke(trace, *arguments)
 
     assert result.exit_code == code

@@ -45,7 +45,7 @@ def test_nothing_private_is_in_any_byte(
         request.getfixturevalue("gpu_traces")
     source = (run / name).read_bytes()
     source = gzip.decompress(source) if name.endswith(".gz") else source
-    assert b"zaphod" in source  # the test can fail
+    assert b"zaphod" in source  # otherwise the test could not fail
 
     command = ("-m", "modtrace", "report", name, "-o", tmp_path / "bug.zip", "--show", *options)
     done = run_python(*command, cwd=run, env=environ(run))
@@ -61,12 +61,12 @@ def test_nothing_private_is_in_any_byte(
 
 
 PLANTED_ELSEWHERE = ("hf_qwertyuiop12", "arthur", "betelgeuse", "milliways", "40123", "1791234567")
-"""On a machine that this one knows nothing of: token, user, host, folder of the program, process, start of the run."""
+"""Planted values of another machine: token, user, host, folder of the program, process, start of the run."""
 START_NS = 1_791_234_567_000_000_000
 
 
 def timeline_from_elsewhere() -> Timeline:
-    """A timeline with a token in a mark, user and host in a thread's name, and a path in the program's."""
+    """A timeline with a token in a mark, user and host in a thread's name, and a path in the program's name."""
     plain = gpt_timeline(2, 1)
     shift = START_NS - int(plain.columns.start[0])
     process = Process(40_123, 0, "/srv/milliways/train.py")
@@ -163,16 +163,16 @@ def test_hostile_names_are_text_everywhere(name: str, tmp_path: Path) -> None:
     summary = files["summary.md"].decode()
     assert not re.search(r"<img|<!--|</script|\*\*bold|javascript:|https://evil|@someone", summary)
     head, table = summary.split("\n\n| module ", 1)
-    # A heading, a list, and two paragraphs: what was recorded, and what stands out.
+    # A heading, a list, and two paragraphs: the recording and the findings.
     assert head.count("\n") == head.count("\n- ") + 1 + 4
     rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
-    # What looks like a place loses what tells it from the others.
+    # Names that look like paths or URLs lose the parts that distinguish them.
     assert len(rows) == (1 if "etc/" in name or "https:" in name else len(plain.names))
-    # A sign that Markdown knows would make more cells, or fewer.
+    # An unescaped Markdown character would add or remove cells.
     (headings,) = (line for line in summary.splitlines() if line.startswith("| module "))
     assert {line.count("|") for line in rows} == {headings.count("|")}
     assert b"<img" not in files["viewer.html"]
-    assert files["viewer.html"].count(b"</script>") == modtrace_page().count(b"</script>") + 1  # of the table
+    assert files["viewer.html"].count(b"</script>") == modtrace_page().count(b"</script>") + 1  # the table's
     assert name.encode("utf-8", "replace") not in files["environment.txt"]
 
 
@@ -219,6 +219,6 @@ def test_tables_of_memory_and_flops_of_a_merged_trace_have_aliases(tmp_path: Pat
     )
 
     counts = [plain.files["summary.md"].count(name) for name in (b"`Hush`", b"`Hush.whisper`")]
-    assert min(counts) >= 4  # of times, memory, FLOPs and FLOP/s
+    assert min(counts) >= 4  # in the tables of times, memory, FLOPs and FLOP/s
     assert [aliased.files["summary.md"].count(name) for name in (b"`Class1`", b"`Class1.m1`")] == counts
     assert words_in(zip_bytes(aliased.files), ("hush", "whisper")) == []

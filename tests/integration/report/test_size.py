@@ -1,4 +1,4 @@
-"""Reports are never too large, and say what they leave out."""
+"""Reports stay below a size limit, and say what they leave out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_long_trace_is_cut_to_the_last_steps(tmp_path: Path, bare: int) -> Non
     assert found_steps is not None
     kept = int(found_steps[1])
     assert 10 < kept < 40
-    # All steps take the same time here, and of such the later ones are kept.
+    # All steps take the same time here; among equal steps the later ones are kept.
     assert list(read_back(report, tmp_path).spans) == moved(timeline)[-len(timeline.steps(40 - kept).spans) :]
     summary = report.files["summary.md"].decode()
     assert (
@@ -51,9 +51,9 @@ def test_a_long_trace_is_cut_to_the_last_steps(tmp_path: Path, bare: int) -> Non
     assert "| `GPT2LMHeadModel.lm_head` | `Linear` | 40 |" in summary
 
 
-def test_the_slowest_steps_are_kept_where_not_all_fit(tmp_path: Path, bare: int) -> None:
+def test_the_slowest_steps_are_kept_if_not_all_fit(tmp_path: Path, bare: int) -> None:
     timeline = gpt_timeline(steps=40, layers=8)
-    # Steps 7 and 21 take longer: what ends last in them ends later, before the next step begins.
+    # Steps 7 and 21 take longer: their outermost spans end later, but before the next step starts.
     columns = timeline.columns
     end = columns.end.copy()
     for step in (7, 21):
@@ -130,7 +130,7 @@ def test_a_profilers_trace_is_cut_to_its_steps(tmp_path: Path, trace_processor: 
     assert [row["name"] for row in steps] == [f"ProfilerStep#{step}" for step in range(10 - int(kept[1]), 10)]
 
 
-def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
+def test_nothing_is_written_if_nothing_fits(tmp_path: Path) -> None:
     out = tmp_path / "bug.zip"
     out.write_bytes(b"before")
 

@@ -1,4 +1,4 @@
-"""A browser for all tests here, and pages in it that are checked for what they may never do."""
+"""A browser for all tests here, and pages in it that are checked for things they must never do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def profiles(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Prof
 
 @pytest.fixture
 def open_page(profiles: Profiles, tmp_path: Path) -> Iterator[Open]:
-    """Opens a timeline's page and waits until it is drawn; it may load and complain about nothing."""
+    """Opens a timeline's page and waits until it is drawn; it may load nothing and report no error."""
     with ExitStack() as stack:
         visits: list[tuple[Visit, str]] = []
 

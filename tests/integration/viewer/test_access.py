@@ -1,4 +1,4 @@
-"""The page with the keyboard alone, for axe, at 200 percent, in dark and on a phone."""
+"""The page by keyboard alone, for axe, at 200 percent, in dark mode and on a phone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_theme_switched_by_the_button_is_kept_after_a_reload(open_page: Open) ->
     assert page.evaluate(ground) == "rgb(255, 255, 255)"
     other = page.context.new_page()
     other.goto(page.url)
-    while not other.evaluate("localStorage.length"):  # the browser stores it in its own time
+    while not other.evaluate("localStorage.length"):  # the browser stores it with a delay
         other.reload()
     page.reload()
     page.wait_for_selector("html[data-ready]", state="attached")

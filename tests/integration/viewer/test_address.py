@@ -18,7 +18,7 @@ def wait_for_address(page: Page, part: str) -> None:
 
 
 def reopen(page: Page, address: str) -> None:
-    """Load an address anew, which a mere change behind the # would not."""
+    """Load an address from scratch, which a change behind the # alone would not do."""
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_selector("html[data-ready]", state="attached")
@@ -44,7 +44,7 @@ def test_address_of_a_view_opened_again_shows_the_same_view(open_page: Open) -> 
     assert list(table(page)) == ["Block"]
 
 
-def test_back_and_forward_go_through_what_was_looked_at(open_page: Open) -> None:
+def test_back_and_forward_go_through_the_earlier_views(open_page: Open) -> None:
     page = open_page(gpt_timeline(3, 1)).page
     whole = viewport(page)
     page.keyboard.press("]")
@@ -53,7 +53,7 @@ def test_back_and_forward_go_through_what_was_looked_at(open_page: Open) -> None
     page.keyboard.press("]")
     page.wait_for_function("address => location.href !== address", arg=address)
     second = viewport(page)
-    page.keyboard.press("w")  # a zoom stays in the same entry
+    page.keyboard.press("w")  # a zoom stays in the same history entry
     page.wait_for_function(
         "([start, end]) => Number(new URLSearchParams(location.hash.slice(1)).get('view').split(',')[0]) > start",
         arg=second,
@@ -106,7 +106,7 @@ def test_parts_of_an_address_that_fit_nothing_are_dropped_from_it(open_page: Ope
         assert scope in shown
         assert "GPT2LMHeadModel" in table(page)
     assert page.get_by_role("button", name="Back to the recording").count() == ("compare" in kept)
-    # The page may have asked for nothing but itself.
+    # The page may have requested only itself.
     seen.requests[:] = [url for url in seen.requests if "#" not in url]
 
 
@@ -120,5 +120,5 @@ def test_address_that_fits_no_view_opens_all_the_same(open_page: Open, hash_: st
     assert -2500 * US < start < end < 4500 * US
     assert start < 2000 * US
     assert end > 0
-    # The page may have asked for nothing but itself.
+    # The page may have requested only itself.
     seen.requests[:] = [url for url in seen.requests if "#" not in url]

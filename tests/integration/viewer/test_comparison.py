@@ -27,7 +27,7 @@ SHIFT = 400 * US
 
 
 def slower_in_step_2() -> Timeline:
-    """Four equal steps of a GPT of one block, but that in step 2 `h.0.mlp.act` takes 400 µs more in forward."""
+    """Four equal steps of a GPT of one block, except that in step 2 `h.0.mlp.act` takes 400 µs more in forward."""
     timeline = gpt_timeline(4, 1)
     columns = timeline.columns
     act = next(index for index, name in enumerate(timeline.names) if name.fqn.endswith("h.0.mlp.act"))
@@ -81,7 +81,7 @@ MARK = (0x9A, 0x6A, 0x00, 0xFF)
 
 
 def two_processes(*processes: Process) -> Timeline:
-    """A module's calls in two processes, in µs; the marks are the first's, as of all ranks of a job.
+    """A module's calls in two processes, in µs; the marks are in the first process, as for all ranks of a job.
 
     ```
     first    0 net 100  150 net 250  | 300   320 net 400  | 500
@@ -120,12 +120,12 @@ def test_steps_of_several_processes_are_those_of_the_first(
     open_page: Open, processes: tuple[Process, ...], note: str
 ) -> None:
     page = open_page(two_processes(*processes)).page
-    # All calls of both; the steps of the first take 500 µs, and the other 550.
+    # All calls of both processes; the steps of the first take 500 µs, those of the other 550.
     assert table(page)["net"] == ["Net", "6", "74.3 %", "780 µs", "780 µs", "780 µs", "–", "74.3 %"]
 
     page.get_by_role("tab", name="Steps").click()
     assert page.locator("#details .scope p").all_inner_texts() == ["2 steps, median 250 µs", note]
-    # Duration, its share, forward, backward, before, between, after; and the choice of two.
+    # Columns: duration, its share, forward, backward, before, between, after; and the choice of two.
     assert table(page) == {
         "step 0": ["300 µs", "120.0 %", "200 µs", "–", "–", "50 µs", "50 µs", "", ""],
         "step 1": ["200 µs", "80.0 %", "80 µs", "–", "20 µs", "–", "100 µs", "", ""],
@@ -134,7 +134,7 @@ def test_steps_of_several_processes_are_those_of_the_first(
     first = processes[0].name
     assert headers(page) == [f"step 0 · {first}", f"step 1 · {first}"]
     assert table(page)["net"][1:3] == ["0.200", "0.080"]
-    # The line where step 1 ends crosses its own rows alone.
+    # The line at the end of step 1 crosses only its own rows.
     lines = []
     for track in ("track 0", "track 1"):
         x, y = position_of(page, track, 0, 200 * US)
@@ -167,7 +167,7 @@ def test_two_steps_side_by_side_begin_together_and_show_what_differs(open_page: 
     notes = page.locator(".notes").inner_text()
     assert re.search(r"step 0 took 2\.\d+ ms, step 2 .* more\.", notes)
 
-    # It is drawn where it lies after the start of its step in the data, on both sides.
+    # The span is drawn at its distance from the start of its step in the data, on both sides.
     columns, steps = timeline.columns, [BASE, *(mark.time_ns for mark in timeline.marks)]
     for track, step in (("track 0", 0), ("track 1", 2)):
         span = next(
@@ -235,7 +235,7 @@ def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, t
             for side, track in ((0, "track 1"), (1, "track 3")):
                 spans = comparison._sides[side].step
                 span = next(one for one in spans.spans if (one.fqn, one.phase) == (fqn, "backward"))
-                # A recording's first moment is that of its first span, which begins the step.
+                # A recording's first moment is that of its first span, which starts the step.
                 at = (span.start_ns + span.end_ns) // 2 - comparison._sides[side].start_ns
                 assert color_of(page, track, 1, at) == color
         assert page.get_by_role("button", name="Back to the recording").count() == 0

@@ -1,4 +1,4 @@
-"""Memory and FLOPs on the page: the curve over the tracks, who holds most, and colours of what calls cost."""
+"""Memory and FLOPs on the page: the curve over the tracks, the largest holders, and colours by the costs of calls."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def color(page: Page, row: str, depth: int, ns: int) -> str:
     return color_of(page, row, depth, ns - 1000)
 
 
-def test_memory_is_over_the_tracks_and_its_peak_says_who_holds_it(open_page: Open) -> None:
+def test_memory_is_over_the_tracks_and_its_peak_names_the_holders(open_page: Open) -> None:
     page = open_page(with_flops()).page
 
     tops = page.eval_on_selector_all(
         "[data-kind]", "rows => rows.map(row => [row.getBoundingClientRect().top, row.dataset.kind])"
     )
     assert [kind for _, kind in sorted(tops)] == ["process", "counter", "forward", "backward"]
-    # As of `test_holders_at_the_peak_sum_to_all_that_is_held`; the first sample is time 0.
+    # As in `test_holders_at_the_peak_sum_to_all_that_is_held`; the first sample is time 0.
     assert hover(page, "counter 0", 0, 2010).split("\n") == [
         "peak of allocated, 250 B at 1.01 µs",
         "Held by",
@@ -63,7 +63,7 @@ def test_colours_by_memory_are_a_shade_for_each_doubling(open_page: Open) -> Non
     choose(page, "Retained")
     net, a, b = color(page, FORWARD, 0, 1250), color(page, FORWARD, 1, 1150), color(page, FORWARD, 1, 1350)
     freed, again = color(page, BACKWARD, 0, 2250), color(page, BACKWARD, 1, 2050)
-    # 60, 20, 50 of at most 60 bytes; -30 and 30.
+    # Bytes: 60, 20, 50 of at most 60; -30 and 30.
     assert net == b != a == again != freed
     assert int(net[1:3], 16) > int(net[5:], 16)
     assert int(freed[1:3], 16) < int(freed[5:], 16)
@@ -75,7 +75,7 @@ def test_colours_by_memory_are_a_shade_for_each_doubling(open_page: Open) -> Non
     assert color(page, FORWARD, 0, 1250) == net
 
     choose(page, "Peak inside")
-    # 70, 40 and 50 of at most 100.
+    # Bytes: 70, 40 and 50 of at most 100.
     assert color(page, FORWARD, 0, 1250) != color(page, FORWARD, 1, 1150) == color(page, FORWARD, 1, 1350)
     page.mouse.click(*position_of(page, FORWARD, 0, 250))
     settle(page)
@@ -91,7 +91,7 @@ def test_colours_by_flops_are_those_of_the_time_that_a_call_took(open_page: Open
     page = open_page(with_flops()).page
 
     choose(page, "FLOP/s")
-    # 10, 2 and 1 GFLOP/s; of b they are unknown.
+    # 10, 2 and 1 GFLOP/s; those of b are unknown.
     shown = [color(page, row, depth, ns) for row, depth, ns in ((FORWARD, 0, 1250), (FORWARD, 1, 1150))]
     shown += [color(page, BACKWARD, 0, 2250), color(page, FORWARD, 1, 1350)]
     assert len(set(shown)) == 4

@@ -1,4 +1,4 @@
-"""Device times on the page: beside what threads did, and the same as those of the summary."""
+"""Device times on the page: beside the times of threads, and the same as in the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page draws: colours, rows, counters, marks, patterns, and what it says of losses or without a timeline."""
+"""Drawing on the page: colours, rows, counters, marks, patterns, and the text on losses or without a timeline."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_marks_of_many_steps_each_have_a_line(open_page: Open) -> None:
     left, right = min(lines) - 3, max(lines) + 4
     label = page.locator("[data-kind=counter]").bounding_box()
     assert label is not None
-    # Above the counter's highest value nothing else is drawn.
+    # Nothing else is drawn above the counter's highest value.
     row = pixels(page, left, label["y"] + 2, right - left, 1)
     drawn = {left + x for x, (red, green, blue, alpha) in enumerate(row) if alpha and red > green > blue}
     assert len(drawn) == 60

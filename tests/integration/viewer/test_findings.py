@@ -1,4 +1,4 @@
-"""The page opens with what stands out, and a click on a finding shows where it is."""
+"""The page opens with the findings, and a click on a finding shows its place."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 SLOW_MODULE = training(forward=lambda step, block: 9 if (step, block) == (6, 2) else 4 if block == 2 else 1)
-"""Of 12 ms a step, but the seventh of 17: its third block begins after 2 ms of it."""
+"""Steps of 12 ms; the seventh takes 17 ms. Its third block starts 2 ms after the step's start."""
 SLOW_LOADER = training(ranges=lambda step: [(FETCH, "data loading", 50 if step == 4 else 20)])
-"""The step before which it takes long is the fifth, and those before it take 29 ms each."""
+"""The wait before the fifth step is long; the steps before that take 29 ms each."""
 UNNAMED = training(before=30)
-"""The first of these times is before all that is shown."""
+"""The first of these pauses is before everything that is shown."""
 
 
 def selected_tab(page: Page) -> str:
@@ -79,11 +79,11 @@ def test_a_click_on_a_finding_without_a_name_goes_to_the_step_with_most_of_its_p
     settle(page)
 
     start, end = viewport(page)
-    # The second step: 30 ms without a name, and 9 of work.
+    # The second step: 30 ms without a name, and 9 ms of work.
     assert (start, end) == pytest.approx((9 * MS - 0.02 * 39 * MS, 48 * MS + 0.02 * 39 * MS))
 
 
-def test_where_nothing_stands_out_the_page_opens_with_modules_and_says_so(open_page: Open) -> None:
+def test_without_findings_the_page_opens_with_modules_and_says_so(open_page: Open) -> None:
     page = open_page(training()).page
 
     assert selected_tab(page) == "Modules"

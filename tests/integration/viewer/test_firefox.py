@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def look(driver: Firefox) -> Screen:
-    """Where things are, once all is drawn."""
+    """Positions on the page, once all is drawn."""
     driver.settle()
     return screen_of(*driver("evaluate", BOXES))
 

@@ -1,4 +1,4 @@
-"""GPU rows of a real merged trace on the page: their titles, what is drawn and selected there, their totals."""
+"""GPU rows of a real merged trace on the page: their titles, their drawing and selection, their totals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_gpu_rows_of_a_merged_trace_are_drawn_selected_and_summed(open_page: Ope
         assert key is not None
         inside = [other for other in rows if other[:2] == (device, stream) and other[-2] <= start and end <= other[-1]]
         depth = len(inside) - 1
-        # A moment of it that nothing inside it covers would be found as well at its own depth: the middle will do.
+        # Any moment that no span inside covers would do at the span's own depth: take the middle.
         middle = (start + end) // 2 - base
         assert color_of(page, key, depth, middle) != "#000000"
         page.mouse.click(*position_of(page, key, depth, middle))

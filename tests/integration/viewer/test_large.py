@@ -1,4 +1,4 @@
-"""A page of 200,000 spans; how fast it is, `scripts/bench viewer` says."""
+"""A page of 200,000 spans; `scripts/bench viewer` measures its speed."""
 
 from __future__ import annotations
 

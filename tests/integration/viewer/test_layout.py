@@ -1,4 +1,4 @@
-"""Where the parts of the page are: headers that stay in sight, details beside the tracks or below them."""
+"""Layout of the page: headers that stay in sight, details beside the tracks or below them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 RANK_PX = 2 * (5 * 18 + 6) + 50
-"""Rows of a rank: forward and backward of five levels, and a counter."""
+"""Height of a rank's rows: forward and backward of five levels, and a counter."""
 
 
 def box(page: Page, selector: str) -> dict[str, float]:
@@ -111,7 +111,7 @@ def test_all_processes_fold_and_unfold_at_once(open_page: Open) -> None:
     assert open_page(one_step()).page.get_by_role("button", name="all processes").count() == 0
 
 
-def test_names_that_have_no_room_keep_what_tells_them_apart(open_page: Open) -> None:
+def test_names_that_have_no_room_keep_their_distinct_parts(open_page: Open) -> None:
     timeline = one_step()
     tracks = [
         track._replace(thread=f"{track.thread} of a pool of many workers {index}")
@@ -120,7 +120,7 @@ def test_names_that_have_no_room_keep_what_tells_them_apart(open_page: Open) -> 
     names = [name._replace(fqn=f"GPT.transformer.blocks.{name.fqn[-1]}.mlp.down_proj") for name in timeline.names]
     page = open_page(replace(timeline, tracks=tracks, names=names), viewport={"width": 390, "height": 844}).page
     choose_modules(page)
-    # The end of a thread's name lies in its label; of a module's name all of it lies in its cell.
+    # A thread's name ends within its label; a module's name lies entirely within its cell.
     assert page.locator(".label .thread").count() == 2
     outside = """elements => elements.filter(element => {
         const [text, box] = [element.firstElementChild ?? element, element.closest(".label, th")].map(
@@ -132,7 +132,7 @@ def test_names_that_have_no_room_keep_what_tells_them_apart(open_page: Open) -> 
     assert page.locator("tbody th .link").evaluate_all(outside) == 0
 
 
-def test_rows_of_the_only_thread_of_a_process_say_what_they_show_alone(open_page: Open) -> None:
+def test_rows_of_the_only_thread_of_a_process_name_only_their_kind(open_page: Open) -> None:
     page = open_page(gpt_timeline(2, 1, ranks=2), viewport={"width": 900, "height": 600}).page
     tracks = page.locator(".label.track")
     assert tracks.all_inner_texts() == ["forward", "backward"] * 2
@@ -140,7 +140,7 @@ def test_rows_of_the_only_thread_of_a_process_say_what_they_show_alone(open_page
     assert titles == ["forward · MainThread", "backward · MainThread"] * 2
 
 
-def test_rows_of_several_threads_say_whole_what_they_show(open_page: Open) -> None:
+def test_rows_of_several_threads_name_kind_and_thread(open_page: Open) -> None:
     timeline = one_step()
     forward, backward, *others = timeline.tracks
     several = [forward, backward._replace(thread="pt_autograd_0 of a pool", tid=8), *others]
@@ -175,12 +175,12 @@ def test_a_flame_graph_stays_in_its_panel(open_page: Open, width: int) -> None:
         assert page.locator("#details").evaluate(reach) == [0, 0]
 
 
-def test_on_a_phone_a_row_says_what_it_shows_above_the_name_of_its_thread(open_page: Open) -> None:
+def test_on_a_phone_a_row_names_its_kind_above_its_thread(open_page: Open) -> None:
     timeline = one_step()
     forward, backward, *others = timeline.tracks
     several = [forward, backward._replace(thread="pt_autograd_0", tid=8), *others]
     page = open_page(replace(timeline, tracks=several), viewport={"width": 390, "height": 844}).page
-    # The word's own box, as its element is as wide as the label however much of it is cut off.
+    # The box of the word itself: its element is as wide as the label, even if most of it is cut off.
     places = """(label, word) => {
         const [kind, thread] = [label.querySelector(".kind"), label.querySelector(".thread")];
         const range = document.createRange();
@@ -194,7 +194,7 @@ def test_on_a_phone_a_row_says_what_it_shows_above_the_name_of_its_thread(open_p
         assert page.locator(f"[data-row='{row}']").evaluate(places, word) == [True] * 4, word
 
 
-def test_paper_has_what_is_looked_at_and_no_controls(open_page: Open) -> None:
+def test_paper_has_the_current_view_and_no_controls(open_page: Open) -> None:
     page = open_page(gpt_timeline(2, 1)).page
     page.emulate_media(media="print")
 
@@ -207,5 +207,5 @@ def test_paper_has_what_is_looked_at_and_no_controls(open_page: Open) -> None:
         assert page.locator(control).count()
         assert not page.locator(control).first.is_visible()
     assert "GPT2LMHeadModel.transformer" in table(page)
-    # Browsers leave out backgrounds otherwise, and with them the legend's colours.
+    # Otherwise browsers leave out backgrounds, and with them the legend's colours.
     assert page.evaluate("() => getComputedStyle(document.querySelector('.label.process')).printColorAdjust") == "exact"

@@ -1,4 +1,4 @@
-"""Zoom, pan and steps by keys, wheel, pointer and touch: what is under the pointer stays there."""
+"""Zoom, pan and steps by keys, wheel, pointer and touch: the spot under the pointer stays there."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_wheel_at_a_time_zooms_and_keeps_it_in_place(open_page: Open, modifier: 
     start, end = viewport(page)
     box = page.locator("#timeline").bounding_box()
     assert box is not None
-    # A pointer is at whole pixels.
+    # A pointer's position is in whole pixels.
     part = 500 / box["width"]
     page.mouse.move(box["x"] + 500, box["y"] + 100)
     if modifier:
@@ -130,7 +130,7 @@ def test_pinch_with_two_fingers_keeps_the_time_under_each(open_page: Open) -> No
     assert position_of(page, FORWARD, 1, 600 * US)[0] == pytest.approx(left - 150, abs=1)
     assert position_of(page, FORWARD, 1, 900 * US)[0] == pytest.approx(right + 250, abs=1)
 
-    # Side by side and past each other they say nothing, and what is left of them does not move it either.
+    # Fingers at one place or past each other do not zoom, and the finger that is left does not move the view either.
     put("touchMove", right + 250, right + 250)
     put("touchMove", right + 300, left)
     put("touchEnd", right + 300)

@@ -91,12 +91,12 @@ def test_hostile_names_everywhere_are_shown_as_text(open_page: Open, kind: str) 
     assert page.title() == f"rank 0 · {shown} – modtrace"
     assert page.locator("img, iframe, object, link").count() == 0
     assert page.locator("script:not([type='application/octet-stream'])").count() == 1
-    assert page.locator("script").count() == 2  # the other one is the timeline's table
+    assert page.locator("script").count() == 2  # the second one holds the timeline's table
 
 
 @pytest.fixture
 def listener() -> Iterator[tuple[str, list[str]]]:
-    """A server on this machine: its address, and the paths it was asked for."""
+    """A server on this machine: its address, and the paths of its requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -105,7 +105,7 @@ def listener() -> Iterator[tuple[str, list[str]]]:
             self.send_error(404)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -122,7 +122,7 @@ def test_page_policy_refuses_the_network_and_other_scripts(
     write_html(one_step(), tmp_path / "t.html")
     with visit(browser) as seen:
         page = seen.page
-        # A page without the policy reaches the server, so that what follows says something.
+        # A page without the policy reaches the server, so that the refusals below mean something.
         page.evaluate("address => fetch(address + '/control', { mode: 'no-cors' })", address)
         page.goto((tmp_path / "t.html").as_uri())
         page.wait_for_selector("html[data-ready]", state="attached")

@@ -1,6 +1,6 @@
 """Pictures of the page, for people to look at: written to the folder `MODTRACE_SCREENSHOTS`, which CI keeps.
 
-Here only what a program can see of them is checked: no control is cut off, and nothing complains.
+Only faults that a program can see are checked here: no control is cut off, and the page reports no error.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def help_dialog(page: Page) -> None:
 
 
 def nothing(page: Page) -> None:
-    """Look at the page as it opens."""
+    """Show the page as it opens."""
 
 
 PICTURES: dict[str, tuple[Callable[[Path], Timeline], Look, dict[str, Any]]] = {
@@ -152,7 +152,7 @@ PICTURES: dict[str, tuple[Callable[[Path], Timeline], Look, dict[str, Any]]] = {
 
 
 def noisy() -> Timeline:
-    """Steps in which every call takes another time, and in one of them backward of a module much longer."""
+    """Steps in which every call takes another time; in one of them, a module's backward is much longer."""
     return recording(0, {("Net.h.3", BACKWARD): 1.0}, steps=6)
 
 

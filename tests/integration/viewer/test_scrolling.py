@@ -1,6 +1,6 @@
-"""What is drawn where, and what a click there hits, at every scroll position: compared with the data and the screen.
+"""The spans that are drawn and hit at every scroll position, compared with the data and the screen.
 
-Every level of every track spells its own number in binary: bit i is a span in time slot i. So a row of pixels tells
+Every level of every track spells its own number in binary: bit i is a span in time slot i. So a row of pixels shows
 which level is drawn there, whatever its colours, and nothing here asks the page for its scroll position.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def look(page: Page) -> Screen:
-    """Where things are, once all is drawn."""
+    """Positions on the page, once all is drawn."""
     settle(page)
     screen = screen_of(*page.evaluate(BOXES))
     scroller = page.locator(".scroller").bounding_box()
@@ -61,7 +61,7 @@ class ChromiumHands:
 
 
 def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Random) -> Screen:
-    """Compare labels, pixels and hits with the data, as things stand."""
+    """Compare labels, pixels and hits with the data, in the current state."""
     levels, bits = numbered.levels, numbered.bits
     screen = look(page)
     labels = page.eval_on_selector_all(
@@ -93,7 +93,7 @@ def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Rando
 @pytest.mark.parametrize(
     ("threads", "depths", "positions"), [(12, 8, 12), (1, 250, 6), pytest.param(12, 250, 6, marks=pytest.mark.full)]
 )
-def test_scrolled_tracks_at_every_position_show_and_hit_what_the_data_says(
+def test_scrolled_tracks_at_every_position_show_and_hit_the_spans_of_the_data(
     open_page: Open, threads: int, depths: int, positions: int, scale: int
 ) -> None:
     numbered = numbered_timeline(threads, depths)

@@ -1,4 +1,4 @@
-"""Clicks, search and tooltips of the page: what they select, show and bring into sight."""
+"""Clicks, search and tooltips of the page: what they select, show and scroll into view."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_click_beside_all_spans_selects_nothing(open_page: Open) -> None:
 
 
 def flow_pixels(page: Page, x: float, y: float, width: int, height: int) -> int:
-    """How many pixels have the colour of flows, half-covered ones at the line's edges too."""
+    """The number of pixels in the colour of flows, including half-covered ones at the line's edges."""
     return sum(
         alpha > 60 and all(abs(part - wanted) < 24 for part, wanted in zip(color, FLOW, strict=True))
         for *color, alpha in pixels(page, x, y, width, height)
@@ -133,7 +133,7 @@ def test_search_in_names_and_paths_goes_through_the_matches(open_page: Open) -> 
     assert page.get_by_role("button", name="Next match").is_disabled()
 
 
-def test_search_tells_spans_from_backward_passes_and_communication(open_page: Open) -> None:
+def test_search_distinguishes_spans_from_backward_passes_and_communication(open_page: Open) -> None:
     page = open_page(recorded()).page
     matches = page.locator(".match-count")
     assert page.locator(".summary").inner_text() == "3 spans · 5.7 µs"
@@ -154,7 +154,7 @@ def test_search_tells_spans_from_backward_passes_and_communication(open_page: Op
 
 
 @pytest.mark.parametrize("query", [">", ">1", ">1e3 us"])
-def test_search_for_what_is_no_duration_says_how_one_is_written(open_page: Open, query: str) -> None:
+def test_search_for_an_invalid_duration_shows_how_to_write_one(open_page: Open, query: str) -> None:
     page = open_page(one_step()).page
     page.get_by_role("searchbox").fill(query)
     term = query.split()[0]
@@ -183,7 +183,7 @@ def test_search_of_a_span_out_of_sight_brings_it_into_sight(open_page: Open) -> 
     page.keyboard.press("Shift+Enter")
     start, end = viewport(page)
 
-    # The last lm_head of 50 steps ran backward in the last of them.
+    # The last lm_head of 50 steps is the backward call of the last step.
     assert page.locator(".match-count").inner_text() == "100 of 100"
     assert end - start < 0.1 * gpt_timeline(50, 2).marks[-1].time_ns
     shown = re.fullmatch(r"([\d.]+) ms", details(page)["Start"])
@@ -236,7 +236,7 @@ def test_tooltip_of_a_name_of_4000_characters_is_in_the_window(open_page: Open, 
         assert (len(path), path[:2], path[-5:]) == (240, "…漢", "漢.end")
 
 
-def test_tooltip_while_rows_scroll_says_what_comes_under_the_pointer(open_page: Open) -> None:
+def test_tooltip_while_rows_scroll_names_the_span_under_the_pointer(open_page: Open) -> None:
     page = open_page(gpt_timeline(1, 2, ranks=8)).page
     x, y = position_of(page, FORWARD, 0, 300_000)
     page.mouse.move(x, y)
@@ -254,8 +254,8 @@ def test_levels_chosen_fold_every_track_to_that_depth(open_page: Open) -> None:
     choice.select_option("2")
     settle(page)
     heights = page.eval_on_selector_all("[data-row^=track]", "rows => rows.map(row => row.clientHeight)")
-    assert heights == [2 * LEVEL_PX + 6 - 1] * 4  # less the line below
-    # What is looked for and lies deeper brings the levels back that it needs.
+    assert heights == [2 * LEVEL_PX + 6 - 1] * 4  # minus the line below
+    # A match on a deeper level shows the levels that it needs.
     page.get_by_role("searchbox").fill("c_attn")
     page.keyboard.press("Enter")
     assert choice.input_value() == "5"

@@ -1,4 +1,4 @@
-"""The stacked bar per step: what it says, where it leads, and that it holds thousands of steps."""
+"""The stacked bar per step: its text, its link to the step, and that it holds thousands of steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 BAR_PX = 40
-"""CSS pixels of a bar where there is room for all."""
+"""CSS pixels of a bar if there is room for all."""
 STEP_NS = 2_780_000
 """The duration of a step of `gpt_timeline(…, 1)`."""
 
@@ -35,7 +35,7 @@ def point_at(page: Page, bar: int, width: float = BAR_PX) -> None:
 
 
 def with_a_slow_step(steps: int, slow: int) -> Timeline:
-    """Steps of one duration but for one, whose mark comes 100 steps later."""
+    """Steps of equal duration except one, whose mark comes 100 steps later."""
     timeline = gpt_timeline(steps, 1)
     start = timeline.slices.start + (timeline.slices.step > slow) * 100 * STEP_NS
     end = timeline.slices.end + start - timeline.slices.start
@@ -72,7 +72,7 @@ def test_pointer_on_a_bar_says_the_parts_of_its_step_and_a_click_zooms_to_it(ope
     assert page.get_by_title("Zoom to the step in the middle").inner_text() == "step 1 · 2 of 3"
 
 
-def test_a_call_has_a_bar_where_nothing_is_trained(open_page: Open) -> None:
+def test_a_call_has_a_bar_if_nothing_is_trained(open_page: Open) -> None:
     timeline = replace(gpt_timeline(3, 1), marks=[])
     slices = timeline.slices
     calls = keep_rows(timeline, np.flatnonzero((slices.kind == MODULE) & (slices.phase == FORWARD)))

@@ -1,4 +1,4 @@
-"""Totals of the page, of all and of a range, its flame graph and its callers, beside those of `summary`."""
+"""Totals of the page, overall and of a range, its flame graph and its callers, compared with those of `summary`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_totals_of_a_range_are_per_module(open_page: Open) -> None:
     page.keyboard.press("m")
 
     assert "Selected range of 300 µs" in page.locator("#details").inner_text()
-    # Class, calls, total and its share of the range, self, forward, backward, recompute is left out, the share of self.
+    # Columns: class, calls, total and its share of the range, self, forward, backward, share of self; no recompute.
     assert table(page) == {
         "GPT": ["GPT", "1", "100.0 %", "300 µs", "–", "300 µs", "–", "0.0 %"],
         "GPT.h.0": ["Block", "1", "100.0 %", "300 µs", "300 µs", "300 µs", "–", "100.0 %"],
