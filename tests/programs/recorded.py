@@ -73,7 +73,7 @@ def _faults_of(timeline: modtrace.Timeline, told: Mapping[str, Any]) -> list[str
             for path in expected:
                 del rows[_join(prefix, path)]
     if rows:
-        faults.append(f"rows that are nobody's: {rows}")
+        faults.append(f"unexpected rows: {rows}")
     return faults
 
 

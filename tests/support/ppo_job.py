@@ -109,8 +109,8 @@ def write_ppo_job(
     random = np.random.default_rng(seed)
 
     def make(number: int) -> _Process:
-        path, nobody = folder / f"{number}.modtrace", PpoCulprit("", 0, "", 0)
-        return _Process(path, number, culprit or nobody, lambda: noise * random.standard_normal(), world=by_messages)
+        path, default = folder / f"{number}.modtrace", PpoCulprit("", 0, "", 0)
+        return _Process(path, number, culprit or default, lambda: noise * random.standard_normal(), world=by_messages)
 
     job = [make(number) for number in range(len(PROCESSES))]
 

@@ -55,8 +55,8 @@ def test_communication_is_in_no_other_gpu_time_and_its_overlap_is_known() -> Non
     assert (a.collectives, a.communication_ns, a.communication_overlap_ns) == (1, 50, 50)
     assert (a.kernel_ns, a.memcpy_ns, a.gpu_backward_ns) == (300, 0, 300)
     assert (rows["Net"].communication_ns, rows["Net"].gpu_backward_ns) == (0, 600)
-    nobody = rows["(no module: launch not in the trace)"]
-    assert (nobody.communication_ns, nobody.kernels) == (40, 0)
+    no_module = rows["(no module: launch not in the trace)"]
+    assert (no_module.communication_ns, no_module.kernels) == (40, 0)
     assert summary.gpu is not None
     assert tuple(summary.gpu) == (700, 0, 0, 690, 250)
     assert [tuple(step) for step in summary.gpu_steps] == [(0, 700, 690, 250)]
