@@ -36,7 +36,7 @@ COLUMNS = ("loss the same", "no warnings", "calls", "backward", "steps", "check"
 
 @dataclass
 class Run:
-    """What a training tells of itself.
+    """Facts that a training reports about itself.
 
     Attributes:
         models: the model, as it was before it was wrapped, or its parts; names start at the class, or at `root`.

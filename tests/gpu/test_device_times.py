@@ -196,7 +196,7 @@ def test_events_on_the_legacy_default_stream_beside_a_blocking_stream() -> None:
 
 
 def test_the_runtime_is_found_by_name() -> None:
-    """The engine has no headers of CUDA; without this it could spoil captures that torch does not tell of."""
+    """The engine has no CUDA headers; without this function it could spoil captures that torch does not report."""
     assert ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode
 
 

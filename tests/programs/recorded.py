@@ -102,7 +102,7 @@ def _rows(timeline: modtrace.Timeline) -> dict[str, list[Row]]:
 
 
 def _candidates(name: str, rows: Mapping[str, object]) -> list[str]:
-    """Return the prefixes that may stand for a root: its name, and that with what tells it from others (`#2`)."""
+    """Return the prefixes that a root may have: its name, with or without a suffix such as `#2`."""
     pattern = re.compile(re.escape(name) + r"(#\w+)?(?=\.|$)")
     return sorted({match.group() for row in rows if (match := pattern.match(row))})
 

@@ -221,7 +221,7 @@ def interrupted(recording: modtrace.Recording) -> None:
 
 
 def died(recording: modtrace.Recording) -> None:
-    """A step that is read, one whose events nobody reads, and the end."""
+    """A step whose events are read, one whose events are not read, and the end."""
     with _behind_a_kernel():
         _step(Net())
     _wait_until_read(recording)

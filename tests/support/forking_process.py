@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
         forks: how many there were.
         parent_hangs: how often the process that forks had to be killed.
         child_hangs: how many children had to be killed.
-        wrong_exits: exit statuses of the parent and of children that are not 0, where nobody killed them.
+        wrong_exits: exit statuses of the parent and of children that are not 0, without killed ones.
     """
 
     forks: int

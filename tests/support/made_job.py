@@ -235,7 +235,7 @@ class MadeJob:
         template, host = self.template, rank // RANKS_PER_HOST
         count, dones = len(template.kind), int(template.has_done.sum())
         slots: Any = np.zeros((self.steps, count + dones, 4), np.int64)
-        # What says that a collective is complete stands behind the call's return.
+        # The slot for a complete collective is after that of the call's return.
         places = np.flatnonzero(template.has_done) + 1
         own = np.arange(count) + np.searchsorted(places, np.arange(count))
         meta = template.kind << 40 | template.thread << 24 | template.name

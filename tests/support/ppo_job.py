@@ -99,7 +99,7 @@ def write_ppo_job(
 
     Args:
         folder: for them.
-        culprit: who takes longer; None: nobody.
+        culprit: the process with a delay, None for no delay.
         by_messages: processes send each other messages, in one world; else roles have ranks of their own, and ranges
             say that a process waits.
         noise: the deviation of all times, as a part of them.

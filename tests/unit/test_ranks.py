@@ -78,7 +78,7 @@ def test_a_clock_that_nothing_measured_is_placed_by_collectives_within_the_bound
     # Most ranks can be compared on host b, so rank 1's clock is the job's, and rank 0 is placed by collectives.
     assert [places[rank][2] for rank in range(4)] == ["collectives", "same clock", "collectives", "same clock"]
     # All spans begin at one true moment on all ranks; the ranks leave a collective within 30 µs of each other, 1.08 ms
-    # after the first of them called it, and the readings stand for 0.75 of the second, behind which the bound grows.
+    # after the first of them called it, and the readings cover 0.75 of the second, after which the bound grows.
     starts = {
         file.rank: load_rank(file, JobTime(find_rank_recordings(tmp_path))[file.rank]).timeline.columns.start
         for file in find_rank_recordings(tmp_path)

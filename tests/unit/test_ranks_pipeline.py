@@ -179,7 +179,7 @@ def test_in_the_steps_in_which_a_stage_is_slow_it_is_named_and_in_no_other() -> 
 
 
 def test_a_stage_that_counts_no_steps_is_not_said_to_be_late_in_one() -> None:
-    """As that varies nobody knows: all of its run is one step."""
+    """Variation between its steps is unknown: all of its run is one step."""
     slow = Pipeline({(2, 0, "forward"): [400], (4, 2, "forward"): [900]}, uncounted=(2,))
 
     slow_run = find_late(slow, 0, STEPS)

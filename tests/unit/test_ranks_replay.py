@@ -66,7 +66,7 @@ def waiting(rank: int, *own: int) -> list[Op]:
 
 
 def test_a_rank_that_is_late_once_saves_no_more_than_the_next_one_allows() -> None:
-    # Rank 0 takes 10 in place of 4 before one collective, rank 1 takes 8 before another; nobody waits in between.
+    # Rank 0 takes 10 in place of 4 before one collective, rank 1 takes 8 before another; no rank waits in between.
     programs = [
         [Op(1, "call", 0), Op(10, "call", 1), Op(1, "call", 2), Op(1, "wait", 1), Op(1, "wait", 2)],
         [Op(1, "call", 0), Op(4, "call", 1), Op(8, "call", 2), Op(1, "wait", 1), Op(1, "wait", 2)],

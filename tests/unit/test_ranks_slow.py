@@ -486,7 +486,7 @@ def test_a_rank_is_slow_that_is_late_more_often_than_chance_has_it() -> None:
     # Of four ranks 4 × 4**-5 by chance.
     assert often_late([2] * 5 + [NO_RANK], 4) == set()
     assert often_late([2] * 6, 4) == {2}
-    # Of a thousand, 1,000 × (a half of 10 × 9) × 0.001² for two of ten steps.
+    # For a thousand ranks: 1,000 × (a half of 10 × 9) × 0.001² for two of ten steps.
     assert often_late([NO_RANK] * 8 + [7] * 2, 1000) == set()
     assert often_late([NO_RANK] * 6 + [7] * 4, 1000) == {7}
     assert often_late([], 0) == set()

@@ -1,4 +1,4 @@
-"""`modtrace top`: what a ring tells of the last seconds, what several tell together, the screen and its keys."""
+"""`modtrace top`: the last seconds of one ring and of several, the screen and its keys."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PENDING = 100_000_000
 
 
 def blocks(read: int, *, calls: int = 3) -> EventScript:
-    """A net calls so many blocks; the device has come by the first `read` of its 2 * calls + 2 events.
+    """A net calls `calls` blocks; the device has reached the first `read` of its 2 * calls + 2 events.
 
     The host begins each block at 1,000 × n ns and leaves it 500 later; the device is there 10 µs later. Read at 20 µs.
     """

@@ -69,7 +69,7 @@ def test_a_report_of_a_merged_gpu_trace_has_gpu_times(tmp_path: Path) -> None:
 
     summary = modtrace.report(tmp_path / "merged.json").files["summary.md"].decode()
     assert "| kernels | GPU forward ms | GPU self ms |" in summary
-    # The trace's record_function ranges stand for modules; the user's names for them are left out.
+    # The trace's record_function ranges count as modules; the user's names for them are left out.
     assert "| `annotation 1` | `record_function` | 1 | 43425.283 | 30584.847 | 1 | 66.203 | 55.574 |" in summary
 
 

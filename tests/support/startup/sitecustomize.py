@@ -1,4 +1,4 @@
-"""What each Python that tests start runs first: no whole collection of garbage comes by itself, and none at the end.
+"""Startup code of each Python that tests start: no full garbage collection runs automatically, and none at exit.
 
 They are a third of the processor time of a process that imports torch. Young ones come as they do for users, and whole
 ones where a program asks for them. What is about collections, or the interpreter's end, has `users_environment`.
