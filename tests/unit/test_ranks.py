@@ -315,7 +315,7 @@ def test_the_rank_that_holds_most_memory_is_named_with_how_much_more_that_is(tmp
     run = modtrace.find_slow_ranks(tmp_path)
     assert run.sentences[-1] == sentence
     assert run.to_dict()["peak_bytes"] == [{"rank": rank, "peak_bytes": held} for rank, held in peaks.items()]
-    assert run.to_json() == f"{json.dumps(run.to_dict())}\n"
+    assert json.loads(run.to_json()) == run.to_dict()
 
 
 def test_what_is_said_of_ranks_that_hold_as_much_and_of_one_alone() -> None:
