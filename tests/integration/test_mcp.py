@@ -360,7 +360,7 @@ def test_a_quiet_recording_has_no_finding_and_says_what_was_looked_at(tmp_path: 
     (answer,) = ask(make_server(tmp_path), ("findings", {"file": "t.pftrace"}))
 
     assert values(answer)["findings"] == []
-    assert values(answer)["looked_at"].startswith("10 steps in their parts, 9 modules beside their siblings")
+    assert values(answer)["looked_at"].startswith("10 steps in their parts, 9 modules and their siblings")
 
 
 def test_compare_names_the_module_that_became_slower(tmp_path: Path) -> None:

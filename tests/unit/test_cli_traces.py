@@ -304,7 +304,7 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
 
     nothing = (
         "nothing stands out; looked at: 2 steps in their parts (too few to tell what is usual: record 6 or more), "
-        "2 modules beside their siblings"
+        "2 modules and their siblings"
     )
     parts = [
         "part of a step  median ms    p95     %",

@@ -290,7 +290,7 @@ def test_nothing_is_found_within_the_noise() -> None:
     comparison = compare_runs([model()], [model(barely)], {})
     # With one recording per side, steps may differ by exp(4.07 · 0.1 · √2).
     closing = (
-        "nothing changed beyond the noise; the step: +0.0%, from -43.7% to +77.7%: to tell more, record more a side, "
+        "nothing changed beyond the noise; the step: +0.0%, from -43.7% to +77.7%: to tell more, record more per side, "
         "in turns (now 1 and 1); looked at: times, calls and classes of 13 modules, 2 parts of the step, "
         "FLOPs and shapes where both sides have them"
     )
@@ -318,15 +318,15 @@ def test_unclear_changes_are_reported_first_and_fail_no_budget_silently(tmp_path
     assert [comparison.step.verdict, row.verdict, comparison.findings] == ["cannot tell", "cannot tell", []]
     # The geometric means: 50 ms · (1.1 · 1.7 · 2.6)^⅓, and (3.3 · 7 · 9)^⅓ ms.
     assert comparison.to_text().startswith(
-        "cannot tell whether the step (+69.4%), GPT.h.2 forward (+97.5%) changed: record more a side, in turns (now 3 "
-        "and 3); looked at: times, calls and classes of 13 modules, "
+        "cannot tell whether the step (+69.4%), GPT.h.2 forward (+97.5%) changed: record more per side, in turns (now "
+        "3 and 3); looked at: times, calls and classes of 13 modules, "
     )
     paths = [tmp_path / name for name in ("base.json", "new.json")]
     for runs, path in zip((base, new), paths, strict=True):
         write_baseline(runs, path)
     command = ["diff", *map(str, paths), "--fail-above"]
     likely, hardly = (CliRunner().invoke(group, [*command, limit]) for limit in ("5%", "40%"))
-    message = "modtrace: the step is likely slower by more than 5.0% (+69.4%, but maybe -46.9%): record more a side\n"
+    message = "modtrace: the step is likely slower by more than 5.0% (+69.4%, but maybe -46.9%): record more per side\n"
     assert (likely.exit_code, likely.stderr, hardly.exit_code, hardly.stderr) == (3, message, 0, "")
     alone = CliRunner().invoke(group, [*command, "5%", "--only", "GPT.h.0"])
     assert (alone.exit_code, alone.stdout.split(";")[0]) == (0, "nothing changed beyond the noise")
@@ -379,7 +379,7 @@ def test_possible_further_changes_follow_the_findings() -> None:
 
     assert [finding.where for finding in comparison.findings] == ["GPT.h.1.attn"]
     assert comparison.findings_lines[-1] == (
-        "cannot tell whether GPT.h.2 forward (+50.0%) changed too: record more a side, in turns (now 3 and 3)"
+        "cannot tell whether GPT.h.2 forward (+50.0%) changed too: record more per side, in turns (now 3 and 3)"
     )
 
 

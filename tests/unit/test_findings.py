@@ -153,7 +153,7 @@ def test_nothing_stands_out_in_an_even_training() -> None:
     assert [step.duration_ns for step in summary.steps] == [STEP_MS * MS] * STEPS
     assert summary.findings == []
     assert summary.findings_text().splitlines()[1] == (
-        "nothing stands out; looked at: 10 steps in their parts, 9 modules beside their siblings, 1 kind of ranges"
+        "nothing stands out; looked at: 10 steps in their parts, 9 modules and their siblings, 1 kind of ranges"
     )
 
 
@@ -244,7 +244,9 @@ def test_a_block_with_little_code_of_its_own_whose_siblings_have_none(more_ms: f
     findings = slow.summary().findings
     assert [row[:3] for row in findings] == [("is slower than its siblings", "Net.blocks.2", "forward")] * is_named
     assert [finding.ns_per_step for finding in findings] == [1_010_000] * is_named
-    said = "1 ms a step, its siblings 0.01 ms themselves, beside inner modules (medians), mostly its own forward, "
+    said = (
+        "1 ms a step, its siblings 0.01 ms in their own code, without inner modules (medians), mostly its own forward, "
+    )
     assert [finding.evidence for finding in findings] == [f"{said}outside of inner modules"] * is_named
 
 
@@ -507,7 +509,7 @@ def test_a_loader_that_is_restarted_in_each_step(period: int) -> None:
     (finding,) = training(steps=12, ranges=ranges).summary().findings
 
     often = {1: "once", 2: "0.5 times"}.get(period)
-    anew = f"; the loader begins anew {often} a step: it shuffles, and starts its workers, again" if often else ""
+    anew = f"; the loader starts again {often} a step: it shuffles again, and starts new workers" if often else ""
     assert finding.evidence == f"4 ms of 13 ms (medians), work of the training process: no workers{anew}"
 
 
@@ -784,7 +786,7 @@ def test_waiting_for_other_ranks_takes_a_large_share() -> None:
             2,
             2,
             "a step has 2 × all_reduce; the model runs twice a step: "
-            "if gradients are summed up, no_sync() leaves these to the last",
+            "if gradients are accumulated, no_sync() communicates only in the last pass",
         ),
     ],
 )
@@ -807,7 +809,7 @@ def test_communication_has_the_number_of_collectives_per_step(operator: str, run
     (finding,) = build_timeline(script.snapshot()).summary().findings
 
     assert finding.evidence == (
-        f"{again} ms of {2 * runs + again} ms (medians), for what is sent, or for other ranks; {text}"
+        f"{again} ms of {2 * runs + again} ms (medians), to transfer data or to wait for other ranks; {text}"
     )
 
 
@@ -880,8 +882,8 @@ def test_a_graph_that_is_kept_for_more_passes(
         assert one.share == pytest.approx(share)
         reason = f"its graph is kept (retain_graph, create_graph) for more, of {ms_text} each"
         assert one.evidence == (
-            f"forward {often}: {reason}; one is enough for losses that are added before, "
-            "and detach() keeps one out of what it does not train"
+            f"forward {often}: {reason}; add the losses and call backward once, "
+            "or detach() what a loss should not train"
         )
 
 

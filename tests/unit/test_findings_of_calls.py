@@ -154,7 +154,7 @@ def test_modules_that_are_called_in_a_loop(count: int, number: int, several: str
 
     assert finding[1:4] == ("Net.cells.0", "forward", round(3.2 * MS))
     text = f"a call of Net calls it 32 times, 0.1 ms each in forward{several}"
-    assert finding.evidence == f"{text}: a loop in Python, of which fewer and larger calls take less"
+    assert finding.evidence == f"{text}: a loop in Python; fewer and larger calls would be faster"
 
 
 @pytest.mark.parametrize(("count", "ms"), [(31, 0.1), (32, 0.03), (32, 1.1)])

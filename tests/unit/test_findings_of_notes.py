@@ -169,7 +169,7 @@ def test_a_group_for_each_tensor_counts_from_20_percent_on(groups: int, tensors:
 
     assert [finding.what for finding in findings] == ["optimizer takes a large share"] * is_named
     assert all(
-        "; SGD updates 63 tensors foreach in 32 groups, of which one can have all; " in finding.evidence
+        "; SGD updates 63 tensors foreach in 32 groups; one group can hold all tensors; " in finding.evidence
         for finding in findings
     )
 
@@ -403,7 +403,7 @@ def test_forward_hooks_that_take_long() -> None:
     assert finding[:4] == ("has a forward hook that takes long", "Net.blocks.0", "forward", 560_000)
     assert finding.share == pytest.approx(0.56 / 9.96)
     assert finding.evidence == (
-        "4 modules with forward hooks take 0.56 ms a step beside what their backward lets expect, most in Net.blocks.0"
+        "4 modules with forward hooks take 0.56 ms a step more than their backward suggests, most of it in Net.blocks.0"
     )
     assert found(with_hooks(0.22)) == []
     assert found(with_hooks(0.24, hooked=0)) == []
@@ -422,8 +422,8 @@ def test_gradients_that_no_optimizer_uses() -> None:
 
     assert finding[:4] == ("gets gradients that no optimizer uses", "Net.blocks.0.act", "backward", 2 * MS)
     assert finding.evidence == (
-        "own backward of 4 modules with parameters that no optimizer has: 4 ms a step, of which requires_grad_(False) "
-        "saves half or more"
+        "own backward of 4 modules with parameters that no optimizer has: 4 ms a step; requires_grad_(False) would "
+        "save at least half of it"
     )
     assert found(untrained(0)) == found(untrained(1, 0.8)) == []
     assert len(found(untrained(2, 0.8))) == 1
@@ -458,7 +458,7 @@ def test_a_model_that_computes_in_float64_as_a_whole() -> None:
     # The modules last 8 of the 9 ms of a step.
     assert finding[:5] == ("computes in float64", "Net", None, 4 * MS, 4 / 9)
     assert finding.evidence == (
-        "all parameters are of float64, in which modules take 8 ms a step: "
+        "all parameters are float64; modules that compute in it take 8 ms a step: "
         "float32 takes half or less, if its 7 digits are enough"
     )
     assert found(with_parameters(8, 7)) == found(with_parameters(0, 0)) == []

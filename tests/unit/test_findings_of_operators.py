@@ -26,7 +26,7 @@ MOVES = "copies tensors, or makes them anew, in each call"
 SORTS = "sorts or factorizes in each call"
 HEADS = "computes its attention head by head: a loop"
 PRODUCT = "multiplies and sums (mul, sum) where a product of matrices would do"
-RESIZES = "interpolates or pads tensors for long in each call"
+RESIZES = "spends much time interpolating or padding tensors in each call"
 PYTHON = "spends host time in its own forward, outside of inner modules and operators"
 
 
@@ -136,7 +136,7 @@ def test_attention_that_concatenates_its_cache_in_each_call(operators: Operators
     total = "", sum(times for _, times, _ in rows), sum(ns for _, _, ns in rows)
     timeline = noted(build_timeline(script.snapshot()), inside={"Net.attention": [total, *rows]})
 
-    findings = [finding for finding in timeline.summary().findings if finding.what.startswith("puts the tensors")]
+    findings = [finding for finding in timeline.summary().findings if finding.what.startswith("concatenates")]
     assert [(one.where, one.ns_per_step) for one in findings] == [("Net.attention", round(10 / 9 * MS))] * count
 
 
@@ -270,7 +270,9 @@ def test_a_table_whose_backward_is_ten_times_as_long_as_its_forward(
     assert [finding[:4] for finding in findings] == [
         ("has a gradient of its whole table", "Net.blocks.0.act", "backward", 4 * backward_ms * MS)
     ] * is_named
-    assert all(row.evidence.endswith("that no input names: sparse=True has only the others") for row in findings)
+    assert all(
+        row.evidence.endswith("are in no input: with sparse=True only the used rows get gradients") for row in findings
+    )
 
 
 def test_operators_of_float64_are_counted_together_if_noted_so() -> None:

@@ -87,7 +87,7 @@ def test_every_field_is_in_the_payload() -> None:
         "metadata": {"torch": "2.13.0"},
         "findings": [],
         "findings_end": "nothing stands out; looked at: 1 step in its parts (too few to tell what is usual: "
-        "record 6 or more), 1 module beside their siblings",
+        "record 6 or more), 1 module and their siblings",
         "stats": {
             "recorded": 4,
             "overwritten": 0,

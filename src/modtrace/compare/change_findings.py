@@ -33,7 +33,7 @@ CAUSES: dict[Cause, list[str]] = {
     ],
     "either": [
         _UNKNOWN,
-        ", and the optimizer did not change alike: times are as measured, and a verdict is true both if the "
+        ", and the optimizer did not change by the same ratio: times are as measured, and a verdict holds both if the "
         "machine changed and if the work did",
     ],
     "work": [
@@ -84,7 +84,7 @@ def closing_words(diff: Diff, findings: Sequence[Finding], looked_at: str) -> st
     unsure.sort(key=lambda row: -abs(row.difference_ns))
     if not diff.selected and (_is_unsure(step, step) or (unsure and step.verdict == "cannot tell")):
         unsure.insert(0, step)
-    advice = f"record more a side, in turns (now {diff.runs[0]:,} and {diff.runs[1]:,})"
+    advice = f"record more per side, in turns (now {diff.runs[0]:,} and {diff.runs[1]:,})"
     if diff.common_cause in {"either", "unknown"}:
         advice += ", with --flops or --shapes"
     if unsure:

@@ -206,7 +206,7 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline], left_out: int = 0) -> Time
     The name of a rank's process and the metadata contain the bound of its times. Raises ModtraceError if all are empty.
     """
     if not any(len(rank.timeline.slices) for rank in ranks):
-        raise ModtraceError("no rank has anything in the chosen steps")
+        raise ModtraceError("no rank recorded anything in the chosen steps")
     parts = [_uniquely_named(rank, names) for rank, names in zip(ranks, _group_names(ranks), strict=True)]
     # The joined timeline has the steps of the first rank.
     marks = [mark for mark in ranks[0].timeline.marks if mark.kind != "sync"]

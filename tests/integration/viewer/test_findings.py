@@ -90,5 +90,5 @@ def test_without_findings_the_page_opens_with_modules_and_says_so(open_page: Ope
     assert "Findings" not in page.get_by_role("tab").all_inner_texts()
     page.get_by_role("tab", name="Recording").click()
     assert page.locator("#details .hint").last.inner_text() == (
-        "nothing stands out; looked at: 10 steps in their parts, 9 modules beside their siblings, 1 kind of ranges"
+        "nothing stands out; looked at: 10 steps in their parts, 9 modules and their siblings, 1 kind of ranges"
     )

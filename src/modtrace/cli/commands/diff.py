@@ -174,5 +174,5 @@ def _exit_status(comparison: "Diff", limit: float, floor: float) -> int:
     unclear = comparison.likely_above(limit, floor=floor)
     for change in unclear:
         by = f"{ratio_text(change.ratio)}, but maybe {ratio_text((change.low_ns or 0) / change.base_ns)}"
-        options.say(f"{change.label} is likely slower by more than {limit:.1%} ({by}): record more a side")
+        options.say(f"{change.label} is likely slower by more than {limit:.1%} ({by}): record more per side")
     return 3 if unclear else 0

@@ -175,7 +175,9 @@ def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTim
     steps = measure_steps(without_gpu(timeline), step_by)
     whole_steps = steps.take(steps.columns.whole)
     if not len(whole_steps):
-        raise ModtraceError("a recording without whole steps has no typical one; call recording.step() after each step")
+        raise ModtraceError(
+            "the recording has no complete step, so it has no typical one; call recording.step() after each step"
+        )
     later_steps = whole_steps[warm_up_steps(whole_steps.columns.training_ns) :]
     durations = later_steps.columns.training_ns
     return later_steps[int(np.argmin(np.abs(durations - np.median(durations))))]

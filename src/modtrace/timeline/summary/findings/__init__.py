@@ -107,7 +107,7 @@ def looked_at(rule_input: RuleInput) -> str:
     few = f" (too few to tell what is usual: record {MIN_STEPS + 1} or more)" if is_few else ""
     checked = [
         f"{counted(rule_input.steps, 'step')} in {'its' if rule_input.steps == 1 else 'their'} parts{few}",
-        f"{counted(len(summary.rows), 'module')} beside their siblings",
+        f"{counted(len(summary.rows), 'module')} and their siblings",
         *([f"{counted(len(summary.ranges), 'kind')} of ranges"] if summary.ranges else []),
     ]
     tables = ("memory", summary.memory), ("FLOPs", summary.flops), ("devices", summary.device)

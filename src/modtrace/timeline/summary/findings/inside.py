@@ -177,7 +177,7 @@ _KINDS = (
     _WorkKind(
         "has a gradient of its whole table",
         _table_ns,
-        "most of it is for rows that no input names: sparse=True has only the others",
+        "most of these rows are in no input: with sparse=True only the used rows get gradients",
         "backward",
     ),
     _WorkKind(
@@ -186,7 +186,9 @@ _KINDS = (
         "fewer and larger ones take less",
     ),
     _WorkKind(
-        "sorts or factorizes in each call", _sorting_ns, "that takes many times as long as what layers consist of"
+        "sorts or factorizes in each call",
+        _sorting_ns,
+        "this takes many times as long as the products and sums of a layer",
     ),
     _WorkKind(
         "computes its attention head by head: a loop",
@@ -199,25 +201,25 @@ _KINDS = (
         "scaled_dot_product_attention keeps none (in nn.MultiheadAttention need_weights=False), which is quicker",
     ),
     _WorkKind(
-        "puts the tensors of its attention together anew in each call",
+        "concatenates the keys and values of its attention in each call",
         _cache_ns,
-        "a cache of a fixed size, as StaticCache of transformers, takes what is new in its place",
+        "a cache of fixed size, such as StaticCache of transformers, only writes the new tokens",
         min_share_without_training=_MIN_UNTRAINED_WORK_SHARE,
     ),
     _WorkKind(
         "copies tensors, or makes them anew, in each call",
         lambda work: _move_share(work) * work.forward_ns if _move_share(work) >= _MUCH else 0.0,
-        "once is enough for what is the same each time",
+        "tensors that stay the same can be made once, before the loop",
     ),
     _WorkKind(
         "multiplies and sums (mul, sum) where a product of matrices would do",
         _product_ns,
-        "matmul or einsum keeps none of what is summed in memory",
+        "matmul or einsum does not store the products before they are summed",
     ),
     _WorkKind(
-        "interpolates or pads tensors for long in each call",
+        "spends much time interpolating or padding tensors in each call",
         _resizing_ns,
-        "smaller sizes take less, and what is the same each time is enough once",
+        "use smaller sizes, and resize tensors that stay the same only once",
         min_share_without_training=_MIN_RESIZE_SHARE,
         min_share=_MIN_RESIZE_SHARE,
     ),

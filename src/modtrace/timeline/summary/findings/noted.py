@@ -384,7 +384,7 @@ def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     new_optimizers = rule_input.optimizer_count - rule_input.first_tensor_count
     if new_optimizers > _MIN_NEW_SHARE * rule_input.run_steps:
         evidence = f"{new_optimizers:,} times or more in {counted(rule_input.run_steps, 'step')}, for the same "
-        evidence += "parameters: what it knows of earlier steps, such as momentum, is lost, and allocated again"
+        evidence += "parameters: its state, such as momentum, is lost and allocated again"
         names = (range_times.range for range_times in rule_input.ranges_of("optimizer"))
         where = next((name for name in names if name.endswith(".step")), None)
         title = "an optimizer is made anew in each step"
@@ -442,7 +442,7 @@ def _find_forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fi
         return
     longest = max(hooks_ns, key=lambda fqn: hooks_ns[fqn])
     evidence = f"{counted(len(hooks_ns), 'module')} with forward hooks {'take' if len(hooks_ns) > 1 else 'takes'} "
-    evidence += f"{short_ms(ns_per_step)} a step beside what their backward lets expect, most in {longest}"
+    evidence += f"{short_ms(ns_per_step)} a step more than their backward suggests, most of it in {longest}"
     title, show = "has a forward hook that takes long", only_option(longest)
     yield rule_input.finding(title, longest, "forward", evidence=evidence, show=show, ns=ns_per_step)
 
@@ -456,7 +456,7 @@ def _find_untrained(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Findin
         return
     longest = max(untrained_ns, key=lambda fqn: untrained_ns[fqn])
     evidence = f"own backward of {counted(len(untrained_ns), 'module')} with parameters that no optimizer has: "
-    evidence += f"{short_ms(sum(untrained_ns.values()))} a step, of which requires_grad_(False) saves half or more"
+    evidence += f"{short_ms(sum(untrained_ns.values()))} a step; requires_grad_(False) would save at least half of it"
     title, show = "gets gradients that no optimizer uses", "--sort backward"
     yield rule_input.finding(title, longest, "backward", evidence=evidence, show=show, ns=ns_per_step)
 
@@ -471,7 +471,7 @@ def _find_doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]
         outermost = [row for row in rule_input.rows if not rule_input.outer[row.fqn]]
         all_ns = float(sum(rule_input.module_median_ns[index_of[row.fqn]] for row in outermost))
         if _FLOAT32_SAVING * all_ns >= rule_input.min_ns:
-            evidence = "all parameters are of float64, in which modules take "
+            evidence = "all parameters are float64; modules that compute in it take "
             evidence += f"{short_ms(all_ns)} a step: float32 takes half or less, if its 7 digits are enough"
             longest = outermost[int(np.argmax([row.in_steps_ns for row in outermost]))].fqn
             title, ns_per_step = "computes in float64", _FLOAT32_SAVING * all_ns

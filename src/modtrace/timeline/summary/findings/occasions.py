@@ -97,7 +97,7 @@ def find_growing_steps(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fin
     added_ns = rule_input.module_ns(last) - rule_input.module_ns(first)
     pattern, where, inner = _grown_pattern(rule_input, added_ns, total_ns)
     if part == "backward":
-        evidence += ", in backward alone: the graphs of earlier steps are kept, without detach()"
+        evidence += ", only in backward: without detach(), the graphs of earlier steps stay in memory"
     elif where is not None:
         is_inner = inner >= _MIN_GROWN_SHARE
         evidence += f", in {pattern}, {'in all modules inside' if is_inner else 'in its own time'}"

@@ -210,8 +210,8 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
             loader_calls = [range_times.calls for range_times in ranges if range_times.range.endswith(LOADER_START)]
             starts = sum(loader_calls) / rule_input.steps
             if starts >= _MIN_PER_STEP:
-                text += f"; the loader begins anew {times_text(starts)} a step: "
-                text += "it shuffles, and starts its workers, again"
+                text += f"; the loader starts again {times_text(starts)} a step: "
+                text += "it shuffles again, and starts new workers"
             return text
         case "loss" if backward_ns:
             return f", {short_ms(backward_ns)} of it in backward, outside of modules"
@@ -227,14 +227,16 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
             totals = rule_input.summary.overview.communication if rule_input.summary.overview else {}
             operators_per_step = [Operator(name, total.calls / rule_input.steps, 0.0) for name, total in totals.items()]
             frequent = [operator for operator in operators_per_step if operator.calls >= _MIN_PER_STEP]
-            text = f", for what is sent, or for other ranks; a step has {calls_text(frequent)}" if frequent else ""
+            text = (
+                f", to transfer data or to wait for other ranks; a step has {calls_text(frequent)}" if frequent else ""
+            )
             in_backward = f"; {short_ms(backward_ns)} of it in backward passes, in no module's backward"
             is_ddp = any(row.module_class == _DDP for row in rule_input.rows)
             if is_ddp and any(operator.name == "broadcast" for operator in frequent):
                 text += f"; {_DDP} broadcasts buffers in each forward, unless it has broadcast_buffers=False"
             return text + (in_backward if backward_ns else "") + _accumulation_text(rule_input, frequent)
         case _ if part == OTHER and between:
-            return ": what the program prepares, or waits for"
+            return ": the program prepares its input, or waits"
         case _ if part == OTHER:
             ns_after = rule_input.other_ns_after
             previous = max(ns_after, key=lambda name: ns_after[name])
@@ -253,8 +255,8 @@ def _accumulation_text(rule_input: RuleInput, frequent: Sequence[Operator]) -> s
     runs_per_step = max(runs, default=0) / rule_input.steps
     if runs_per_step < 2 or not any(operator.calls >= runs_per_step for operator in frequent):
         return ""
-    text = f"; the model runs {times_text(runs_per_step)} a step: if gradients are summed up, "
-    return f"{text}no_sync() leaves these to the last"
+    text = f"; the model runs {times_text(runs_per_step)} a step: if gradients are accumulated, "
+    return f"{text}no_sync() communicates only in the last pass"
 
 
 def _find_large_optimizer_helper(rule_input: RuleInput, notes: NotedSteps) -> Finding | None:
@@ -267,7 +269,9 @@ def _find_large_optimizer_helper(rule_input: RuleInput, notes: NotedSteps) -> Fi
         min_share = _MIN_PARAMETER_LOOP_SHARE if calls >= _MANY_OPTIMIZERS or fills else _MIN_HELPER_SHARE
         if not is_step and ns_per_step >= max(min_share * rule_input.median_step_ns, rule_input.min_ns):
             evidence = f"{times_text(calls)} a step, {short_ms(range_times.p50_ns)} each (median)"
-            evidence += ": a loop, where one call takes all parameters" if calls >= _MANY_OPTIMIZERS else ""
+            evidence += (
+                ": it is called in a loop; one call can take all parameters" if calls >= _MANY_OPTIMIZERS else ""
+            )
             evidence += f"; it runs {calls_text(fills)}: set_to_none=True, torch's default, fills none" if fills else ""
             title, where, part = "takes a large share", range_times.range, "optimizer"
             return rule_input.finding(title, where, part, evidence=evidence, show="--ranges", ns=ns_per_step)
@@ -298,7 +302,9 @@ def _description(optimizer: Mapping[str, Any]) -> str:
     tensors, how, hooks = (optimizer.get(name) for name in ("tensors", "how", "hooks"))
     text: str = optimizer.get("class", "an optimizer")
     text += f" updates {counted(tensors, 'tensor')} {how}" if tensors is not None and how else ""
-    text += f" in {optimizer['groups']:,} groups, of which one can have all" if _has_small_groups(optimizer) else ""
+    text += (
+        f" in {optimizer['groups']:,} groups; one group can hold all tensors" if _has_small_groups(optimizer) else ""
+    )
     return text + (f" and has {counted(hooks, 'hook')}" if hooks else "")
 
 
@@ -381,7 +387,7 @@ def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             evidence = f"forward {forwards_text} a step, backward {backwards_text}; "
             evidence += f"forwards without a backward take {short_ms(plain_ns / plain_calls)} each"
             share_text = "all" if unused >= plain_calls else "some"
-            evidence += f"; {share_text} of these build a graph in vain" if unused else ""
+            evidence += f"; {share_text} of these build a graph that no backward pass uses" if unused else ""
             evidence += f"; {same}" if (same := notes.same_inputs_text(row.fqn)) else ""
             title = "runs forward more often than backward"
             yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=ns_per_step)
@@ -402,8 +408,8 @@ def _find_extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
             evidence = (
                 f"forward {times_text(backwards / rule_input.steps)} a step, backward "
                 f"{times_text((backwards + extra) / rule_input.steps)}: its graph is kept (retain_graph, create_graph) "
-                f"for more, of {short_ms(ns / extra)} each; one is enough for losses that are added before, "
-                "and detach() keeps one out of what it does not train"
+                f"for more, of {short_ms(ns / extra)} each; add the losses and call backward once, "
+                "or detach() what a loss should not train"
             )
             title = "runs backward more often than forward"
             yield rule_input.finding(title, row.fqn, "backward", evidence=evidence, show="--tree", ns=ns_per_step)
@@ -458,7 +464,7 @@ def _find_loops(rule_input: RuleInput) -> Iterator[Finding]:
             evidence = f"a call of {outer[0]} calls it" if outer else "a step calls it"
             evidence += f" {times_text(calls_per_parent)}, {short_ms(call_ns)} each in forward"
             evidence += f" ({len(rows)} modules {pattern})" if len(rows) > 1 else ""
-            evidence += ": a loop in Python, of which fewer and larger calls take less"
+            evidence += ": a loop in Python; fewer and larger calls would be faster"
             first, show = max(rows, key=lambda row: row.in_steps_ns), only_option(pattern)
             title = "is called in a loop, for a short time each"
             yield rule_input.finding(title, first.fqn, "forward", evidence=evidence, show=show, ns=ns_per_step)

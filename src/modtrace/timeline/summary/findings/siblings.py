@@ -174,7 +174,7 @@ def _make_time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSte
     row, siblings = rule_input.rows[outlier.row], [rule_input.rows[index] for index in outlier.siblings.rows.tolist()]
     time_text = f"{ms_range([ns[outlier.row]])} a step, its siblings {ms_range(ns[outlier.siblings.rows])}"
     is_total = ns is rule_input.module_median_ns
-    clauses = [time_text + (" (medians)" if is_total else " themselves, beside inner modules (medians)")]
+    clauses = [time_text + (" (medians)" if is_total else " in their own code, without inner modules (medians)")]
     calls, usual_calls = rule_input.calls[outlier.row], float(np.median(rule_input.calls[outlier.siblings.rows]))
     has_more_calls = usual_calls and calls >= _MIN_CALLS_RATIO * usual_calls
     classes = _classes(siblings)
