@@ -809,7 +809,7 @@ def test_communication_has_the_number_of_collectives_per_step(operator: str, run
     (finding,) = build_timeline(script.snapshot()).summary().findings
 
     assert finding.evidence == (
-        f"{again} ms of {2 * runs + again} ms (medians), to transfer data or to wait for other ranks; {text}"
+        f"{again} ms of {2 * runs + again} ms (medians), to send data or wait for other ranks; {text}"
     )
 
 

@@ -169,7 +169,7 @@ def test_a_group_for_each_tensor_counts_from_20_percent_on(groups: int, tensors:
 
     assert [finding.what for finding in findings] == ["optimizer takes a large share"] * is_named
     assert all(
-        "; SGD updates 63 tensors foreach in 32 groups; one group can hold all tensors; " in finding.evidence
+        "; SGD updates 63 tensors foreach in 32 groups; one can hold all tensors; " in finding.evidence
         for finding in findings
     )
 

@@ -227,9 +227,7 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
             totals = rule_input.summary.overview.communication if rule_input.summary.overview else {}
             operators_per_step = [Operator(name, total.calls / rule_input.steps, 0.0) for name, total in totals.items()]
             frequent = [operator for operator in operators_per_step if operator.calls >= _MIN_PER_STEP]
-            text = (
-                f", to transfer data or to wait for other ranks; a step has {calls_text(frequent)}" if frequent else ""
-            )
+            text = f", to send data or wait for other ranks; a step has {calls_text(frequent)}" if frequent else ""
             in_backward = f"; {short_ms(backward_ns)} of it in backward passes, in no module's backward"
             is_ddp = any(row.module_class == _DDP for row in rule_input.rows)
             if is_ddp and any(operator.name == "broadcast" for operator in frequent):
@@ -269,9 +267,7 @@ def _find_large_optimizer_helper(rule_input: RuleInput, notes: NotedSteps) -> Fi
         min_share = _MIN_PARAMETER_LOOP_SHARE if calls >= _MANY_OPTIMIZERS or fills else _MIN_HELPER_SHARE
         if not is_step and ns_per_step >= max(min_share * rule_input.median_step_ns, rule_input.min_ns):
             evidence = f"{times_text(calls)} a step, {short_ms(range_times.p50_ns)} each (median)"
-            evidence += (
-                ": it is called in a loop; one call can take all parameters" if calls >= _MANY_OPTIMIZERS else ""
-            )
+            evidence += ": a loop; one call can take all parameters" if calls >= _MANY_OPTIMIZERS else ""
             evidence += f"; it runs {calls_text(fills)}: set_to_none=True, torch's default, fills none" if fills else ""
             title, where, part = "takes a large share", range_times.range, "optimizer"
             return rule_input.finding(title, where, part, evidence=evidence, show="--ranges", ns=ns_per_step)
@@ -302,9 +298,7 @@ def _description(optimizer: Mapping[str, Any]) -> str:
     tensors, how, hooks = (optimizer.get(name) for name in ("tensors", "how", "hooks"))
     text: str = optimizer.get("class", "an optimizer")
     text += f" updates {counted(tensors, 'tensor')} {how}" if tensors is not None and how else ""
-    text += (
-        f" in {optimizer['groups']:,} groups; one group can hold all tensors" if _has_small_groups(optimizer) else ""
-    )
+    text += f" in {optimizer['groups']:,} groups; one can hold all tensors" if _has_small_groups(optimizer) else ""
     return text + (f" and has {counted(hooks, 'hook')}" if hooks else "")
 
 
