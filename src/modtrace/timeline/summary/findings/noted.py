@@ -408,7 +408,7 @@ def _find_growth(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     evidence += f"; {grown} gets {notes.list_growth[grown]:.3g} values more" if grown else ""
     where = next((row.fqn for row in rule_input.rows if row.fqn == grown.rpartition(".")[0]), None)
     title = "memory grows from step to step"
-    yield Finding(title, where, None, 0, 0.0, evidence, "modtrace run --memory, which says who holds it")
+    yield Finding(title, where, None, 0, 0.0, evidence, "modtrace run --memory SCRIPT")
 
 
 def _find_training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
