@@ -474,7 +474,7 @@ FAULTS = [
 OF_CALLS = [
     Fault(pause_in_model, (" GPT · spends host time in its own forward", "Python or waiting")),
     Fault(gradients, ("GPT · builds a graph that no backward pass uses", "once a step", "torch.no_grad()")),
-    Fault(prepares, ("time between calls", "what the program prepares, or waits for")),
+    Fault(prepares, ("time between calls", "the program prepares its input, or waits")),
     Fault(two_slow_calls, ("GPT.blocks.4.mix · makes some steps slow (forward)", "in 2 of 50 steps")),
     Fault(slow_forward, ("GPT.blocks.2.mix", "slower than its siblings", "mostly forward")),
     Fault(collects, ("garbage collection", "every 5th step", "generation 2", "gc.collect()")),

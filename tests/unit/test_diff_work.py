@@ -179,7 +179,7 @@ def test_without_evidence_an_unchanged_optimizer_is_reported() -> None:
     assert (
         "; modules in general became 9" in comparison.sentence or "; modules in general became 1" in comparison.sentence
     )
-    assert any("and the optimizer did not change alike" in line for line in comparison.header)
+    assert any("and the optimizer did not change by the same ratio" in line for line in comparison.header)
     optimizer = next(part for part in comparison.parts if part.fqn == "optimizer")
     # The optimizer's change is shown without the machine's factor.
     assert optimizer.ratio == pytest.approx(0, abs=0.05)
