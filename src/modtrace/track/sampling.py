@@ -121,7 +121,7 @@ class RepeatedCalls:
         self._again: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Start a step."""
         self._seen.clear()
         self._again.clear()
 
@@ -161,7 +161,7 @@ class RepeatedCalls:
             if not tensors:
                 return
             known = self._seen.get(call := tuple(key))
-            if known is not None and all(ref() is one for ref, one in zip(known, tensors, strict=True)):
+            if known is not None and all(ref() is tensor for ref, tensor in zip(known, tensors, strict=True)):
                 self._again[id(module)] = self._again.get(id(module), 0) + (not _drops(module))
             elif len(self._seen) < _MAX_CALLS:
                 self._seen[call] = [*map(weakref.ref, tensors)]
@@ -177,17 +177,17 @@ def _flat(inputs: tuple[Any, ...]) -> Iterator[Any]:
 
 def _with_inner(module: nn.Module) -> Iterator[nn.Module]:
     """Yield a module and those inside it, without calling the user's code."""
-    found, waiting = set[int](), [module]
-    while waiting:
-        one = waiting.pop()
-        if id(one) not in found:
-            found.add(id(one))
-            yield one
-            waiting += [inner for inner in [*one._modules.values()] if inner is not None]
+    visited_ids, pending = set[int](), [module]
+    while pending:
+        current = pending.pop()
+        if id(current) not in visited_ids:
+            visited_ids.add(id(current))
+            yield current
+            pending += [inner for inner in [*current._modules.values()] if inner is not None]
 
 
 def _drops(module: nn.Module) -> bool:
-    return any(isinstance(one, _DropoutNd) and one.training and one.p > 0 for one in _with_inner(module))
+    return any(isinstance(part, _DropoutNd) and part.training and part.p > 0 for part in _with_inner(module))
 
 
 class _ThreadFile:
