@@ -212,7 +212,7 @@ def test_to_keep_does_nothing_once_a_recording_has_ended_by_itself(tmp_path: Pat
                 "ring": "a.modtrace",
                 "schedule": torch.profiler.schedule(wait=1, warmup=1, active=1),
             },
-            "without a schedule",
+            "with a schedule",
         ),
     ],
 )

@@ -139,5 +139,5 @@ def test_the_rings_of_workers_go_with_the_process_however_it_ends(
 
 
 def test_workers_have_no_schedule() -> None:
-    with pytest.raises(modtrace.ModtraceError, match="without a schedule"):
+    with pytest.raises(modtrace.ModtraceError, match="with a schedule"):
         modtrace.record(workers=True, schedule=torch.profiler.schedule(wait=1, warmup=1, active=1))
