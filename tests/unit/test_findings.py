@@ -694,6 +694,16 @@ def test_a_first_screen_has_at_most_3_kb_and_brief_json_6() -> None:
     assert len(json.loads(many.to_json(11))["rows"]) == 11
 
 
+def test_a_first_screen_has_a_column_for_backward_only_if_something_ran_backward() -> None:
+    trained = training().summary().sort_by()
+    inference = replace(trained, rows=[row._replace(backward_ns=0) for row in trained.rows])
+
+    for summary, has_backward in ((trained, True), (inference, False)):
+        (headings,) = (line for line in summary.first_screen().splitlines() if line.startswith("module (in Net)"))
+        assert ("backward" in headings.split()) == has_backward
+        assert "backward" in str(summary)
+
+
 @pytest.mark.parametrize(("name", "act"), [("r" * 4_000, "GELU"), ("short", "A" * 3_000), ("r" * 900, "A" * 900)])
 def test_long_names_make_no_first_screen_longer(name: str, act: str) -> None:
     summary = training(ranges=lambda step: [(name, "user", 1)], act=lambda block: act).summary().sort_by()

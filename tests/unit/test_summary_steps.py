@@ -51,6 +51,18 @@ def test_the_first_of_some_steps_begins_where_the_one_before_ended(tmp_path: Pat
     assert late.begin_ns == whole.steps(1).begin_ns + 5  # type: ignore[operator]
 
 
+def test_a_table_of_steps_counts_those_that_may_have_been_longer() -> None:
+    whole = training()
+    notes = [
+        replace(whole, stats=replace(whole.stats, overwritten=lost)).summary().tables["steps"].notes for lost in (0, 7)
+    ]
+
+    assert [note for note in notes[0] if note.startswith("+")] == []
+    assert [note for note in notes[1] if note.startswith("+")] == [
+        "+: its beginning or end is not marked, so it may have been longer (1 step)"
+    ]
+
+
 def test_recompute_counts_to_the_module_that_runs_again_and_not_where_it_lies() -> None:
     net, block, fc = training().summary().rows
 

@@ -62,10 +62,19 @@ _DETAIL_ORDERS = (5, 8, 9)
 
 
 def modules_table(summary: Summary, *, brief: bool = False) -> Table:
-    """Return the table of modules, or of classes if the summary is by class; `brief` leaves out detail columns."""
+    """Return the table of modules, or of classes if the summary is by class.
+
+    Args:
+        summary: what is shown.
+        brief: whether to leave out columns of detail, and `backward` if nothing ran backward.
+    """
     columns = list(_CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS)
     if brief and summary.gpu is None:
-        columns = [column for column in columns if column.hide_order not in _DETAIL_ORDERS]
+        columns = [
+            column._replace(hidden_if="zero") if column.heading == "backward" else column
+            for column in columns
+            if column.hide_order not in _DETAIL_ORDERS
+        ]
     notes = [summary.note]
     steps_ns = summary.steps_ns
     if summary.gpu is None and steps_ns:
@@ -155,8 +164,10 @@ def steps_table(summary: Summary) -> Table:
     if ((passes_ns > 0) & (passes_ns != backward_ns)).any():
         waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
         notes.append(f"backward(): from its call to its return{waiting}")
-    if not steps.columns.whole.all():
-        notes.append("+: its beginning or end is not marked, so it may have been longer")
+    if cut_count := int((~steps.columns.whole).sum()):
+        notes.append(
+            f"+: its beginning or end is not marked, so it may have been longer ({counted(cut_count, 'step')})"
+        )
     fields = fields_of(StepTimes) | {f"parts.{part}": part_ns for part, part_ns in parts.items()}
     return Table(columns, steps, fields, notes=notes, noun="step")
 
