@@ -120,7 +120,7 @@ def test_time_between_calls(gap: Callable[[int], float], ms: float | None) -> No
             lambda call: 9 if call % 8 == 7 else 0,
             "5 of 40 calls, every 8th, took 11 ms each (usually 2 ms), 44% of the ",
         ),
-        (lambda call: 9 if call in (3, 4, 20) else 0, "3 of 40 calls, took 11 ms each (usually 2 ms), 31% of the "),
+        (lambda call: 9 if call in (3, 4, 20) else 0, "3 of 40 calls took 11 ms each (usually 2 ms), 31% of the "),
         (lambda call: 9 if call == 20 else 0, ""),  # 12 %
         (lambda call: 5.9 if call % 4 == 3 else 0, ""),  # less than four times as long
     ],

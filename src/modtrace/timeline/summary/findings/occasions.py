@@ -347,9 +347,9 @@ def long_calls_text(rule_input: RuleInput) -> str:
     if rule_input.steps < MIN_STEPS or share < _MIN_LONG_CALLS_SHARE:
         return ""
     count, period = int(np.count_nonzero(is_long)), period_of(rule_input.step_numbers[is_long], rule_input.step_numbers)
-    calls = f"{count} of {counted(rule_input.steps, 'call')}" + (f", every {_ordinal(period)}" if period else "")
+    calls = f"{count} of {counted(rule_input.steps, 'call')}" + (f", every {_ordinal(period)}," if period else "")
     duration = f"{short_ms(float(np.median(ns[is_long])))} each (usually {short_ms(rule_input.median_step_ns)})"
-    return f"{calls}, took {duration}, {share:.0%} of the time of all"
+    return f"{calls} took {duration}, {share:.0%} of the time of all"
 
 
 def _inputs_text(rule_input: RuleInput, number: int, part: str) -> str:
