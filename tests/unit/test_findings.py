@@ -21,6 +21,7 @@ from modtrace.ring import Kind
 from modtrace.ring.event_text import RangeCategory, range_text
 from modtrace.ring.slot_format import AUTOMATIC_BIT, COLLECTED_BITS, GENERATION_BITS, NO_NAME, REQUESTED_BIT
 from modtrace.timeline.contents import STEP_NOTES
+from modtrace.timeline.join import join, replace_processes
 from modtrace.timeline.metadata import fit_metadata
 from modtrace.timeline.summary import Finding, FlopSummary, StepFlops
 from modtrace.timeline.summary.findings import only_option
@@ -816,11 +817,17 @@ def test_communication_has_the_number_of_collectives_per_step(operator: str, run
             now += MS
         script.step(now, step)
 
-    (finding,) = build_timeline(script.snapshot()).summary().findings
+    rank_0, rank_1 = (as_rank(build_timeline(script.snapshot()), rank) for rank in range(2))
+    evidence = f"{again} ms of {2 * runs + again} ms (medians), to send data or wait for other ranks; {text}"
 
-    assert finding.evidence == (
-        f"{again} ms of {2 * runs + again} ms (medians), to send data or wait for other ranks; {text}"
-    )
+    assert [finding.evidence for finding in rank_0.summary().findings] == [evidence]
+    # The steps of a job are those of its first rank, so only its collectives and calls are in them.
+    job = Timeline.of(join([rank_0, rank_1]))
+    assert [finding.evidence for finding in job.summary().findings] == [evidence]
+
+
+def as_rank(timeline: Timeline, rank: int) -> Timeline:
+    return Timeline.of(replace_processes(timeline, lambda process: process._replace(rank=rank)))
 
 
 def test_backward_that_waits_for_other_ranks() -> None:

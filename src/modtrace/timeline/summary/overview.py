@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..._arrays import BoolArray
 from ..._tables import counted, duration_text, ms_text
 from ..collectives import Collectives
 from ..contents import LEFT_OUT, MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN, unsaved_sentence
 from ..memory import format_bytes
+from ..select import first_process_tracks
 from ..slices import RECOMPUTE, Arg
 from .module_rows import outer_modules
 from .step_bounds import CALL, GENERATE, OPTIMIZER
@@ -115,6 +117,7 @@ class SpanCounts(NamedTuple):
     used: set[int]  # the indices of all names
     rerun: set[int]  # the indices of the names of outermost recomputed spans
     communication: Mapping[str, OperatorTotals]  # collectives by operator
+    own_communication: Mapping[str, OperatorTotals]  # collectives of the first process, whose steps count
     compiled: Mapping[str, int]  # number of modules inside each compiled module or function
 
     @classmethod
@@ -127,6 +130,7 @@ class SpanCounts(NamedTuple):
             set().union(*(piece.used for piece in pieces)),
             set().union(*(piece.rerun for piece in pieces)),
             _by_operator(item for piece in pieces for item in piece.communication.items()),
+            _by_operator(item for piece in pieces for item in piece.own_communication.items()),
             {name: count for piece in pieces for name, count in piece.compiled.items()},
         )
 
@@ -136,6 +140,7 @@ def count_spans(timeline: Timeline) -> SpanCounts:
     columns = timeline.columns
     is_root = columns.parent < 0
     roots, counts = np.unique(columns.name[is_root], return_counts=True)
+    collectives = timeline.collectives
     reruns = (columns.phase == RECOMPUTE) & (is_root | (columns.phase[columns.parent] != RECOMPUTE))
     return SpanCounts(
         spans=len(columns),
@@ -143,7 +148,8 @@ def count_spans(timeline: Timeline) -> SpanCounts:
         roots=Counter(dict(zip(roots.tolist(), counts.tolist(), strict=True))),
         used=set(np.unique(columns.name).tolist()),
         rerun=set(np.unique(columns.name[reruns]).tolist()),
-        communication=sum_up_communication(timeline.collectives),
+        communication=sum_up_communication(collectives),
+        own_communication=sum_up_communication(collectives, first_process_tracks(timeline)[collectives.track]),
         compiled={name: len(modules) for name, modules in compiled_names(timeline).items()},
     )
 
@@ -353,13 +359,13 @@ def _compiled_line(overview: Overview) -> str:
     return f"compiled, each one span: {shortened(regions)}"
 
 
-def sum_up_communication(collectives: Collectives) -> Mapping[str, OperatorTotals]:
-    """Return the totals by operator, the most often called first; `""` has the waits for unknown operators."""
+def sum_up_communication(collectives: Collectives, chosen: BoolArray | bool = True) -> Mapping[str, OperatorTotals]:
+    """Return the totals of chosen rows by operator, the most often called first; `""`: waits for unknown operators."""
     duration = collectives.end - collectives.start
     operators = [name.operator for name in collectives.names] + [""]
 
     def totals(index: int) -> OperatorTotals:
-        rows = collectives.name == index
+        rows = chosen & (collectives.name == index)
         calls, waits = rows & ~collectives.is_wait, rows & collectives.is_wait
         sums = (int(column.sum()) for column in (calls, collectives.nbytes[calls], duration[calls], duration[waits]))
         return OperatorTotals(*sums)

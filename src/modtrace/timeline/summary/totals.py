@@ -168,7 +168,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
 def _count_runs(
     timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array, self_ns: Int64Array
 ) -> Int64Array:
-    """Return int64[2, 10, groups], see `findings.Runs`: in whole steps, and elsewhere."""
+    """Return int64[2, 10, groups], see `findings.Runs`: in whole steps, and elsewhere in the first process."""
     columns, unused = timeline.columns, timeline.columns.arg(Arg.UNUSED_NODES).rows
     is_elsewhere = ~np.isin(spans.step, steps.columns.step[steps.columns.whole])
 
@@ -177,12 +177,14 @@ def _count_runs(
         cell = is_elsewhere[rows].astype(np.int64), spans.group[rows]
         return sums_at((2, len(spans.groups)), cell, 1 if values is None else values[rows])
 
-    calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.in_backward)
+    is_own = spans.step != _OTHER_PROCESS
+    calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & is_own & ~spans.in_backward)
     has_backward = np.isin(columns.link[calls], columns.link[columns.phase == BACKWARD]) & (columns.link[calls] >= 0)
     alone, backed = calls[~has_backward], calls[has_backward]
-    evaluated = unused[is_in_evaluation(timeline)[unused]] if len(unused) else unused
+    evaluated = unused[is_own[unused] & is_in_evaluation(timeline)[unused]] if len(unused) else unused
     in_evaluations = np.stack([sums(evaluated).sum(axis=0), np.zeros(len(spans.groups), np.int64)])
-    rerun, is_first = _passes_again(timeline)
+    reruns, is_first_in_pass = _passes_again(timeline)
+    rerun, is_first = reruns[is_own[reruns]], is_first_in_pass[is_own[reruns]]
     tables = (
         *(sums(calls), sums(backed), sums(calls[np.isin(calls, unused)])),
         *(sums(alone, in_phase_ns), sums(backed, in_phase_ns)),
@@ -273,6 +275,7 @@ def _sum_up(
         divided,
         p10_ns=percentiles.p10[order],
         runs=Runs(*step_runs[:, order]),
+        communication=counts.own_communication,
         collections=np.sum([piece.collections for piece in pieces], axis=0),
         metadata=timeline.metadata,
         in_steps=in_steps,

@@ -22,6 +22,7 @@ from ..units import GroupTimes
 
 if TYPE_CHECKING:
     from ..module_summary import Summary
+    from ..overview import OperatorTotals
 
 TRACE = "TRACE"
 """Placeholder for the path of the summarized file in commands."""
@@ -188,7 +189,8 @@ class RuleInput:
     Attributes:
         summary: summary with the rows of all modules.
         p10_ns: int64[rows], 10th percentile over steps of a module's time; a busy machine changes medians.
-        runs: counts and times of module calls.
+        runs: counts and times of module calls of the first process, whose steps these are.
+        communication: its collectives by operator.
         collections: int64[2, triggers, generations], number of garbage collections, and of objects that they freed.
         memory: memory figures of the recording, see `MEMORY`; empty if there are none.
         optimizers: descriptions of optimizers, see `OPTIMIZERS`.
@@ -214,13 +216,14 @@ class RuleInput:
         *,
         p10_ns: Int64Array,
         runs: Runs,
+        communication: Mapping[str, OperatorTotals],
         collections: Int64Array,
         metadata: Mapping[str, Any],
         in_steps: Sequence[GroupTimes] = (),
         order: Sequence[int] = (),
     ) -> None:
         self.summary, self.p10_ns, self.runs, self.collections = summary, p10_ns, runs, collections
-        self._times_in_steps, self._order = in_steps, order
+        self._times_in_steps, self._order, self.communication = in_steps, order, communication
         self.memory: Mapping[str, Any] = metadata.get(MEMORY, {})
         optimizers: Sequence[Mapping[str, Any]] = metadata.get(OPTIMIZERS, ())
         self.optimizers = [notes for notes in optimizers if "stepped" not in notes]

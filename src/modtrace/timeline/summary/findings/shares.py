@@ -224,8 +224,8 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
                 clauses.append(f"{range_times.range} {short_ms(mean_ns)} a call")
             return "".join(f"; {clause}" for clause in clauses)
         case "communication":
-            totals = rule_input.summary.overview.communication if rule_input.summary.overview else {}
-            operators_per_step = [Operator(name, total.calls / rule_input.steps, 0.0) for name, total in totals.items()]
+            totals = rule_input.communication.items()
+            operators_per_step = [Operator(name, total.calls / rule_input.steps, 0.0) for name, total in totals]
             frequent = [operator for operator in operators_per_step if operator.calls >= _MIN_PER_STEP]
             text = f", to send data or wait for other ranks; a step has {calls_text(frequent)}" if frequent else ""
             in_backward = f"; {short_ms(backward_ns)} of it in backward passes, in no module's backward"
