@@ -265,7 +265,10 @@ def test_a_module_whose_backward_is_slower_than_its_siblings() -> None:
     ]
 
 
-@pytest.mark.parametrize(("forward", "backward", "is_said"), [(5, 5, True), (5, 2, False), (2, 5, False)])
+@pytest.mark.parametrize(
+    ("forward", "backward", "is_said"),
+    [(5, 5, True), (5, 15, True), (15, 5, True), (5, 16, False), (16, 5, False), (5, 2, False), (2, 5, False)],
+)
 def test_a_module_with_a_longer_forward_and_backward_may_have_larger_inputs(
     forward: float, backward: float, is_said: bool
 ) -> None:
@@ -279,6 +282,7 @@ def test_a_module_with_a_longer_forward_and_backward_may_have_larger_inputs(
     )
 
     assert finding.evidence.endswith(", forward and backward alike, as with larger inputs") == is_said
+    assert (", mostly " in finding.evidence) != is_said
 
 
 def test_stalls_of_one_step_do_not_make_a_module_slower_than_its_siblings() -> None:

@@ -29,6 +29,8 @@ _MIN_RATIO_OF_UNLIKE = 10.0
 """Minimum ratio to the largest sibling in one list pattern with a wider spread, as all tiny modules have."""
 _COLD_NS = 500_000
 """Extra time in ns that is normal for the first module: its caches are cold, and threads may have slept before."""
+_MAX_UNLIKENESS = 3.0
+"""Maximum ratio of the ratios to siblings in forward and backward for larger inputs; a hook slows only one phase."""
 _MIN_INNER_SHARE = 0.7
 """Minimum share of a module's excess that an inner module has to be named instead."""
 
@@ -189,11 +191,13 @@ def _make_time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSte
         clauses.append(notes.same_inputs_text(row.fqn))
     else:
         is_own = _is_own(rule_input, row, siblings, part)
-        clauses.append(f"mostly its own {part}, outside of inner modules" if is_own else f"mostly {part}")
+        may_have_larger_inputs = row.module_class in classes and not is_own and not notes.size_text(row.fqn)
+        if may_have_larger_inputs and _is_slower_alike(row, siblings):
+            clauses.append("forward and backward alike, as with larger inputs")
+        else:
+            clauses.append(f"mostly its own {part}, outside of inner modules" if is_own else f"mostly {part}")
         if is_own and part == "forward":
             clauses.append(notes.python_text(row.fqn, rule_input.own_ns(outlier.row)[0]))
-        if row.module_class in classes and not is_own and not notes.size_text(row.fqn) and _is_slower(row, siblings):
-            clauses.append("forward and backward alike, as with larger inputs")
     clauses.extend([notes.size_text(row.fqn), notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))])
     if row.flops_forward is not None:
         ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(sibling) for sibling in siblings])), 1.0)
@@ -207,13 +211,13 @@ def _make_time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSte
     return rule_input.finding(title, row.fqn, part, evidence=evidence, show=show, ns=outlier.excess)
 
 
-def _is_slower(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> bool:
-    """Return whether both forward and backward of a call take much longer than those of siblings."""
+def _is_slower_alike(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> bool:
+    """Return whether forward and backward of a call both take much longer than those of siblings, by similar ratios."""
+    ratios = []
     for field in ("forward_ns", "backward_ns"):
         usual = float(np.median([getattr(one, field) / max(one.calls, 1) for one in siblings]))
-        if getattr(row, field) / max(row.calls, 1) <= _MIN_RATIO * max(usual, 1.0):
-            return False
-    return True
+        ratios.append(getattr(row, field) / max(row.calls, 1) / max(usual, 1.0))
+    return min(ratios) > _MIN_RATIO and max(ratios) <= _MAX_UNLIKENESS * min(ratios)
 
 
 def _make_other_finding(
