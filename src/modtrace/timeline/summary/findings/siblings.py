@@ -213,7 +213,7 @@ def _make_time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSte
 
 def _is_slower_alike(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> bool:
     """Return whether forward and backward of a call both take much longer than those of siblings, by similar ratios."""
-    ratios = []
+    ratios: list[float] = []
     for field in ("forward_ns", "backward_ns"):
         usual = float(np.median([getattr(one, field) / max(one.calls, 1) for one in siblings]))
         ratios.append(getattr(row, field) / max(row.calls, 1) / max(usual, 1.0))
