@@ -299,3 +299,15 @@ def test_a_call_with_an_operator_whose_cost_was_not_noted_is_unknown() -> None:
 
     assert [timeline.span_args[row]["flops"] for row in range(2)] == [50, UNKNOWN_FLOPS]
     assert timeline.metadata["flops"]["unknown"] == 1
+
+
+def test_operators_without_any_module_are_outside() -> None:
+    script = EventScript()
+    script.note_operator(0, "aten::mm", "float32", 50)
+    script.operator(1, 0)
+    script.operator(2, 0)
+
+    timeline = build_timeline(script.snapshot())
+
+    assert list(timeline.spans) == []
+    assert timeline.metadata["flops"]["outside"] == 100

@@ -149,8 +149,9 @@ class _CallCosts:
         index = np.flatnonzero(events.kind == Kind.OPERATOR)
         inner, (costs, is_known) = _innermost(analysis, index), _costs(analysis, index)
         node_call, node_pass = _with_nodes_inside(analysis, passes)
-        in_node = (inner >= 0) & intervals.is_node[inner]
-        call = np.where(in_node, node_call[inner], inner)
+        in_node, call = inner >= 0, inner.copy()  # without intervals, all operators are outside
+        in_node[in_node] = intervals.is_node[inner[in_node]]
+        call[in_node] = node_call[inner[in_node]]
         rerun = in_node & (events.value[index] & WITH_GRADIENTS_BIT != 0)
         rerun &= ~np.isin(inner, list(create_graph_nodes(intervals, analysis.events)))
         costs = np.append(costs, [np.where(rerun, costs[0], 0)], axis=0)
