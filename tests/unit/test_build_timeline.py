@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from modtrace import Timeline
 from modtrace.ring import read_ring
 from modtrace.timeline import Mark, Process, Track
-from modtrace.timeline.nesting import nest_by_time
+from modtrace.timeline.nesting import find_parents, nest_by_time
 from tests.support.event_script import WALL, EventScript
 from tests.support.profiler_truth import share_nested
 from tests.support.timelines import build_timeline
@@ -326,3 +326,11 @@ def test_any_recording_nests_whatever_the_ring_lost(seed: int, calls: int, capac
     # If no span is empty, the times give the same nesting.
     if np.all(columns.start < columns.end):
         assert nest_by_time(columns).parent.tolist() == columns.parent.tolist()
+
+
+def test_spans_without_the_spans_around_them_have_no_parent() -> None:
+    # The second track begins inside a span that is missing; so does the first, whose next span is complete.
+    track, depth = np.array([0, 1, 0, 1, 0], np.int32), np.array([1, 1, 0, 2, 1], np.int32)
+
+    assert find_parents(track, depth).tolist() == [-1, -1, -1, 1, 2]
+    assert find_parents(track[:2], depth[:2]).tolist() == [-1, -1]

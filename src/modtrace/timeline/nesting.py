@@ -121,13 +121,18 @@ def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int
 
 
 def find_parents(track: SignedIntArray, depth: SignedIntArray) -> Int64Array:
-    """Return the last row before each row on its track one level up; -1 if none. The rows are in start order."""
+    """Return the last row before each row on its track one level up; -1 if none. The rows are in start order.
+
+    The rows of some steps can be without the spans around them, which began earlier.
+    """
     rows = np.argsort(track, kind="stable")
-    depth, parent = depth[rows], np.full(len(rows), -1, np.int64)
+    track, depth, parent = track[rows], depth[rows], np.full(len(rows), -1, np.int64)
     outer = np.flatnonzero(depth == 0)
     for level in range(1, int(depth.max(initial=0)) + 1):
         inner = np.flatnonzero(depth == level)
-        parent[rows[inner]] = rows[outer[np.searchsorted(outer, inner) - 1]]
+        previous = np.append(outer, -1)[np.searchsorted(outer, inner) - 1]
+        is_inside = (previous >= 0) & (track[previous] == track[inner])
+        parent[rows[inner[is_inside]]] = rows[previous[is_inside]]
         outer = inner
     return parent
 
