@@ -294,3 +294,47 @@ def test_a_call_is_slow_by_the_machine_if_calls_waited_for_a_processor(
 )
 def test_a_period_holds_from_start_to_end(steps: list[int], period: int) -> None:
     assert period_of(np.array(steps), np.arange(30)) == period
+
+
+def checkpointed(inner: Sequence[str], again: Sequence[str]) -> Timeline:
+    """10 steps of `Net`: 10 ms of each inner module; backward runs those in `again` once more, for 4, 5, 6 … ms."""
+    script, now = EventScript(capacity=1 << 14), 1
+    net, names = script.name("Net", module_class="Net"), {name: script.name(f"Net.{name}") for name in inner}
+    for step in range(10):
+        script.enter(now, net, step)
+        for name in names.values():
+            script.enter(now, name, step)
+            now += 10 * MS
+            script.exit(now, name, step, step + 1)
+        script.exit(now, net, step, step + 1)
+        script.pass_begin(now, step)
+        for number, inner_name in enumerate(again):
+            script.enter(now, names[inner_name], step, step + 1, recompute=True)
+            now += (4 + number) * MS
+            script.exit(now, names[inner_name], step, step + 1, recompute=True)
+        script.node(now, now + MS, step)
+        now += MS
+        script.pass_end(now, step)
+        script.step(now, step)
+    return build_timeline(script.snapshot())
+
+
+@pytest.mark.parametrize(
+    ("inner", "again", "where", "text", "ms"),
+    [
+        # Two modules of a list are checkpointed.
+        (["h.0", "h.1", "h.2"], ["h.1", "h.2"], "Net.h.1", "2 of 3 Net.h.* again: 9 ms", 9),
+        (["h.0", "h.1", "h.2"], ["h.0", "h.1", "h.2"], "Net.h.0", "Net.h.* again: 15 ms", 15),
+        # The time is that of all: those left out are counted, and `where` is the longest.
+        (["a", "b", "c", "d"], ["a", "b", "c", "d"], "Net.d", "Net.a, Net.b, Net.c and 1 more again: 22 ms", 22),
+        (["a", "b", "c"], ["b"], "Net.b", "Net.b again: 4 ms", 4),
+    ],
+)
+def test_what_checkpoints_run_again_is_named_in_full(
+    inner: Sequence[str], again: Sequence[str], where: str, text: str, ms: int
+) -> None:
+    what = "runs again in backward (recompute)"
+    (finding,) = [each for each in checkpointed(inner, again).summary().findings if each.what == what]
+
+    assert finding[1:4] == (where, "recompute", ms * MS)
+    assert finding.evidence == f"checkpointing runs {text} a step"

@@ -12,7 +12,6 @@ import numpy as np
 
 from ...._arrays import Int64Array
 from ...._tables import counted
-from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
@@ -20,7 +19,7 @@ from .finding import MIN_STEPS, Finding, RuleInput, only_option, times_text
 from .inside import PARAMETRIZATIONS
 from .noted import NotedSteps, Operator, calls_text, tensors_of
 from .occasions import LOADER_START, MIN_EVALUATION_SHARE, collections_text
-from .siblings import list_pattern
+from .siblings import find_recompute, list_pattern
 
 # Minimum share of a step by part. Without a fault, 41 real programs had 6 to 28 % in optimizers, up to 24 % in loaders
 # and 1 to 3 % in losses. Communication is waiting: all of it is lost.
@@ -387,7 +386,7 @@ def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show="--tree", ns=ns_per_step)
         seen.add(row.fqn)
     yield from _find_extra_passes(rule_input)
-    yield from _find_recompute(rule_input)
+    yield from find_recompute(rule_input)
     yield from _find_loops(rule_input)
     yield from _find_parametrizations(rule_input)
 
@@ -472,29 +471,3 @@ def _make_unused_graph_finding(rule_input: RuleInput, row: ModuleTimes, calls: i
     evidence += f"; no loss needs what it computes in {outer[0]}" if outer else ""
     title = "builds a graph that no backward pass uses"
     return rule_input.finding(title, row.fqn, "forward", evidence=evidence, show=only_option(row.fqn))
-
-
-def _find_recompute(rule_input: RuleInput) -> Iterator[Finding]:
-    total_ns = int(rule_input.part_ns("recompute").sum())
-    ns_per_step = total_ns / max(rule_input.steps, 1)
-    if not total_ns or ns_per_step < rule_input.min_share_ns:
-        return
-    overview = rule_input.summary.overview
-    classes = overview.recomputed if overview is not None else {}
-    recomputed = {row.fqn: row for row in rule_input.rows if row.recompute_ns and row.module_class in classes}
-    outermost = [row for fqn, row in recomputed.items() if recomputed.keys().isdisjoint(rule_input.outer.get(fqn, ()))]
-    fqns_by_pattern: dict[str, list[str]] = {}
-    for row in outermost:
-        fqns_by_pattern.setdefault(list_pattern(rule_input, row.fqn), []).append(row.fqn)
-    names = [pattern if fqns[1:] else fqns[0] for pattern, fqns in fqns_by_pattern.items()]
-    evidence = f"checkpointing runs {', '.join(names[:3])} again: {short_ms(ns_per_step)} a step"
-    rows = rule_input.summary.memory.rows if rule_input.summary.memory is not None else ()
-    saved_bytes = sum(
-        max(0, (row.retained_recompute_bytes or 0) - (row.retained_bytes or 0))
-        for row in rows
-        if row.fqn in recomputed and recomputed.keys().isdisjoint(rule_input.outer.get(row.fqn, ()))
-    )
-    evidence += f", and saves about {format_bytes(saved_bytes)}" if saved_bytes else ""
-    where = outermost[0].fqn if outermost else None
-    title, show = "runs again in backward (recompute)", "--sort recompute"
-    yield rule_input.finding(title, where, "recompute", evidence=evidence, show=show, ns=ns_per_step)

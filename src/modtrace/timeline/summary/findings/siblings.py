@@ -279,3 +279,36 @@ def find_repeated(rule_input: RuleInput, notes: NotedSteps, reported: Container[
             evidence += f", inside {outer[0]}" if outer else ""
             title, show = "is called again with the same inputs", only_option(row.fqn)
             yield rule_input.finding(title, row.fqn, "forward", evidence=evidence, show=show, ns=ns_per_step)
+
+
+def find_recompute(rule_input: RuleInput) -> Iterator[Finding]:
+    """Yield the modules that checkpoints run again; of several lists, the longest is where it is."""
+    total_ns = int(rule_input.part_ns("recompute").sum())
+    ns_per_step = total_ns / max(rule_input.steps, 1)
+    if not total_ns or ns_per_step < rule_input.min_share_ns:
+        return
+    overview = rule_input.summary.overview
+    classes = overview.recomputed if overview is not None else {}
+    recomputed = {row.fqn for row in rule_input.rows if row.recompute_ns and row.module_class in classes}
+    outermost = {fqn for fqn in recomputed if recomputed.isdisjoint(rule_input.outer.get(fqn, ()))}
+    rows_by_pattern: dict[str, list[ModuleTimes]] = {}
+    for row in rule_input.rows:
+        rows_by_pattern.setdefault(list_pattern(rule_input, row.fqn), []).append(row)
+    names, where, longest_ns = list[str](), None, 0
+    for pattern, rows in rows_by_pattern.items():
+        again = [row for row in rows if row.fqn in outermost]
+        if again:
+            part_of = f"{len(again)} of {len(rows)} " if len(again) < len(rows) else ""
+            names.append(f"{part_of}{pattern}" if again[1:] else again[0].fqn)
+        if (pattern_ns := sum(row.recompute_ns for row in again)) > longest_ns:
+            where, longest_ns = again[0].fqn, pattern_ns
+    evidence = f"checkpointing runs {shortened(names)} again: {short_ms(ns_per_step)} a step"
+    memory_rows = rule_input.summary.memory.rows if rule_input.summary.memory is not None else ()
+    saved_bytes = sum(
+        max(0, (row.retained_recompute_bytes or 0) - (row.retained_bytes or 0))
+        for row in memory_rows
+        if row.fqn in outermost
+    )
+    evidence += f", and saves about {format_bytes(saved_bytes)}" if saved_bytes else ""
+    title, show = "runs again in backward (recompute)", "--sort recompute"
+    yield rule_input.finding(title, where, "recompute", evidence=evidence, show=show, ns=ns_per_step)
