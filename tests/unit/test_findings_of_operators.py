@@ -319,3 +319,34 @@ def test_a_step_of_several_calls_has_the_operators_of_all() -> None:
 def test_modules_without_the_sum_of_their_operators_are_left_out() -> None:
     assert NotedSteps({"steps": 1, "inside": {"Net": [("linear", 5, 22)]}}).inside == {}
     assert found(noted(training(), inside={"Net.blocks.0": [["linear", 5, MS]]})) == []
+
+
+@pytest.mark.parametrize(("at_once", "is_found"), [(1, True), (2, True), (3, False), (4, False)])
+def test_calls_at_once_are_no_host_time_of_a_step(at_once: int, is_found: bool) -> None:
+    """10 steps of 10 ms in forward and in backward, while threads call `Waits` for all of the forward."""
+    script, now = EventScript(capacity=1 << 14), 1
+    net, waits = script.name("Net", module_class="Net"), script.name("Waits", module_class="Waits")
+    main, *threads = (script.add_thread(f"thread {number}", tid=number + 1) for number in range(at_once + 1))
+    for step in range(10):
+        script.on_thread(main)
+        script.enter(now, net, step, step)
+        for number, thread in enumerate(threads):
+            script.on_thread(thread)
+            script.enter(now, waits, step * at_once + number, 0)
+        now += 10 * MS
+        for number, thread in enumerate(threads):
+            script.on_thread(thread)
+            script.exit(now, waits, step * at_once + number, 1)
+        script.on_thread(main)
+        script.exit(now, net, step, step + 1)
+        script.pass_begin(now, step)
+        script.node(now, now + 10 * MS, step)
+        now += 10 * MS
+        script.pass_end(now, step)
+        script.step(now, step)
+    inside_of = {name: [["", LOOKS, LOOKS * MS]] for name in ("Net", "Waits")}
+
+    findings = noted(build_timeline(script.snapshot()), inside=inside_of).summary().findings
+
+    # Four calls of 10 ms at once are no 40 ms of a step of 20 ms.
+    assert ("Waits" in [finding.where for finding in findings if finding.what == PYTHON]) == is_found

@@ -15,6 +15,7 @@ from .siblings import list_pattern
 
 _MAX_SHORT_NS = 200_000
 """Maximum mean time in ns of an operator and its call for a loop: fewer rounds save nothing if each computes much."""
+HOST_TIME = "spends host time in its own forward, outside of inner modules and operators"
 _MOST = 0.5
 """Minimum share of the time of a module's operators, or of its own forward, for most of it."""
 _MUCH = 0.3
@@ -224,7 +225,7 @@ _KINDS = (
         min_share=_MIN_RESIZE_SHARE,
     ),
     _WorkKind(
-        "spends host time in its own forward, outside of inner modules and operators",
+        HOST_TIME,
         lambda work: work.python_ns if work.python_ns >= _MOST * work.forward_ns else 0.0,
         "Python or waiting",
         min_share_without_training=_MIN_UNTRAINED_WORK_SHARE,
@@ -252,6 +253,8 @@ def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             min_ns = max(min_share * step_ns, _MEAN_FACTOR * min_share * mean_step_ns)
             if ns_per_step < max(min_ns, rule_input.min_ns * rule_input.samples_per_step):
                 continue
+            if kind.title == HOST_TIME and ns_per_step > mean_step_ns:
+                continue  # calls wait at once, on threads or greenlets: together no time of a step
             if kind.title == DOUBLES and (is_usual or work.fqns[0] in notes.doubles):
                 continue  # another rule reports modules with parameters of float64
             several = f" in {len(work.fqns)} modules {pattern} ({work.module_class})" if len(work.fqns) > 1 else ""
