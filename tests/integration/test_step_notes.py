@@ -494,6 +494,20 @@ def test_a_program_near_the_end_of_its_stack_goes_on_while_it_is_looked_at(engin
     assert [span.phase for span in recording.timeline().spans[-2:]] == ["forward", "backward"]
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_the_python_engine_notes_no_operators_outside_of_passes_or_calls_that_are_steps(trains: bool) -> None:
+    model = nn.Linear(2, 2)
+    with modtrace.record(engine="python") as recording:
+        for _ in range(5):
+            output = model(torch.ones(1, 2)).sum()
+            if trains:
+                output.backward()
+            torch.ones(1).cos()
+
+    # It counts none there, so no list says that there were none.
+    assert recording.timeline().metadata[STEP_NOTES]["operators"].keys() == {"in_passes", "in_optimizers"}
+
+
 def test_the_python_engine_counts_nothing_if_another_profiler_runs() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         notes = notes_of(average, "python")

@@ -740,3 +740,13 @@ def test_steps_that_stay_longer_because_of_larger_inputs(looks: str, more_ms: in
             "it gets float32[16, 4] from step 12 on, float32[8, 4] until step 6: a step takes 11 ms, 9 ms before",
         )
     ] * is_named
+
+
+@pytest.mark.parametrize(("outside", "is_said"), [({"outside": []}, True), ({}, False)])
+def test_operators_that_were_not_counted_are_not_said_to_be_few(outside: dict[str, Any], is_said: bool) -> None:
+    operators = {**outside, "in_passes": [["nodes", 8, MS]]}
+
+    (finding,) = noted(training(before=9), operators=operators).summary().findings
+
+    assert finding.part == "other"
+    assert ("hardly any of it in operators of torch" in finding.evidence) == is_said

@@ -218,8 +218,11 @@ class StepNotes:
         for setting in (name for name, is_on in settings.items() if is_on):
             self._settings[setting] = self._settings.get(setting, 0) + 1
         self._loops_ns.append(_loops_ns())
+        operators = {n: _longest_operators(self._totals[k], _MAX_OPERATORS) for k, n in _CONTEXT_BY_ID.items()}
+        if isinstance(self._operators, OperatorCounts) and not (self._operators.counts_gaps or operators["outside"]):
+            del operators["outside"]  # none was counted, which does not mean that none ran
         self._operator_notes = {
-            "operators": {n: _longest_operators(self._totals[k], _MAX_OPERATORS) for k, n in _CONTEXT_BY_ID.items()},
+            "operators": operators,
             "settings": self._settings,
             "resident": self._resident_samples,
             "loops_ns": min(self._loops_ns),

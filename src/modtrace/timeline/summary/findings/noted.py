@@ -109,7 +109,7 @@ class NotedSteps:
     Attributes:
         operator_call_ns: maximum Python time to call an operator.
         module_call_ns: maximum Python time to call a module.
-        is_counted: whether operators were counted.
+        is_counted: whether operators outside modules were counted.
         outside: operators outside modules, backward passes and optimizers, the longest first.
         inside: by module, the operators that it calls itself: their sum, the sum of float64, then the longest.
         all_inside: whether `inside` has all modules that call any.
@@ -151,7 +151,7 @@ class NotedSteps:
         self.in_optimizers = _operators(operators.get("in_optimizers", ()), steps)
         self.zero_fills = [operator for operator in self.in_optimizers if operator.name in ("zero_", "_foreach_zero_")]
         in_passes = {operator.name: operator for operator in _operators(operators.get("in_passes", ()), steps)}
-        self.is_counted = bool(self.outside or in_passes)
+        self.is_counted = "outside" in operators and bool(self.outside or in_passes)
         nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)
         self.hooks_ns = 0.0
         if nodes and with_hooks:
