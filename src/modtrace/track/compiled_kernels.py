@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from .._after_import import call_after_import
 from .._interrupts import WeakMap, raised_by_handler
 from ..timeline.contents import FROM_CACHE
+from ..timeline.slices import BACKWARD, FORWARD, RECOMPUTE
 from .unseen import unseen_by_modes
 
 InnerModule = tuple[str, str]
@@ -26,7 +27,6 @@ Owner = tuple[InnerModule, int]
 """The owner of a node: its module, and the phase."""
 
 OF_NO_MODULE = "", ""
-FORWARD, BACKWARD, RECOMPUTE = range(3)
 
 _NAMING = "set_kernel_post_grad_provenance_tracing"
 _NAMING_MODULE = "torch._inductor.debug"
