@@ -81,8 +81,19 @@ def _format_shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         for tensor in tensors_in(value):
             if len(parts) == _MAX_TENSORS:
                 return ", ".join([*parts, "…"])
-            parts.append(f"{name}{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
+            parts.append(f"{name}{shape_text(tensor)}")
     return ", ".join(parts)
+
+
+def shape_text(tensor: torch.Tensor) -> str:
+    """Return the dtype and the shape of a tensor: `float32[2, 3]`; a nested tensor has no shape: `float32[nested]`."""
+    shape = "[nested]" if type(tensor) is torch.Tensor and tensor.is_nested else list(tensor.shape)
+    return f"{dtype_name(tensor.dtype)}{shape}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype: `float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _memory_counters() -> list[tuple[str, int]]:

@@ -22,7 +22,7 @@ from .native.engine import NativeEngine
 from .optimizer_steps import ids_of_parameters
 from .python.engine import PythonEngine
 from .python.operators import OperatorCounts
-from .sampling import RepeatedCalls, ResidentMemory, RunDelay
+from .sampling import RepeatedCalls, ResidentMemory, RunDelay, dtype_name, shape_text
 from .unseen import skip_all, unseen_by_modes
 
 _MAX_OPERATORS, _MAX_MODULES = 8, 32
@@ -400,15 +400,11 @@ def _shapes(values: Sequence[object]) -> str:
         container: Any = value if type(value) in (tuple, list, dict) else [value]
         items += itertools.islice(container.values() if type(container) is dict else container, _MAX_OPERATORS)
     tensors = [item for item in items if type(item) is torch.Tensor]
-    texts = [f"{_name(tensor.dtype)}{list(tensor.shape)}" for tensor in tensors[:_MAX_OPERATORS]]
+    texts = [shape_text(tensor) for tensor in tensors[:_MAX_OPERATORS]]
     device = tensors[0].device.type if tensors else "cpu"
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        texts.append(f"autocast to {_name(torch.get_autocast_dtype(device))}")
+        texts.append(f"autocast to {dtype_name(torch.get_autocast_dtype(device))}")
     return ", ".join(texts)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _loops_ns() -> int:
