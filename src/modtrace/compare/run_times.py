@@ -246,8 +246,8 @@ class RunTimes(NamedTuple):
     warm_up: int  # number of steps that were left out at the start
     environment: Mapping[str, str]  # metadata that can explain a difference, as texts
     parts: Mapping[str, ModuleRun] = {}  # by part of the step; empty in a baseline of an earlier version
-    # By module or class, peak of the tensors' memory inside it, less the memory at its start; under an empty name, peak
-    # of all tensors; empty if memory was not recorded
+    # By module or class, peak of the tensors' memory inside it, minus the memory at its start; under an empty name,
+    # peak of all tensors; empty if memory was not recorded
     peak_bytes: Mapping[str, int] = {}
     compiled: tuple[str, ...] = ()  # names of the regions that torch.compile made of modules
     in_functions: Mapping[str, str] = {}  # by eager name, compiled name of a module that a compiled function calls

@@ -384,7 +384,7 @@ class Reference(NamedTuple):
     """The definition of a time; times with one reference can be compared."""
 
     clock: str  # id of the clock
-    wall_ns: int  # Unix ns less the monotonic ns of the clock
+    wall_ns: int  # Unix ns minus the monotonic ns of the clock
 
 
 class JobTime:
@@ -454,7 +454,7 @@ def _own_clock(rank: int) -> str:
 
 
 def _wall_ahead(tree: ClockTree, clock: str, anchors: ClockMap | None) -> int:
-    """Return Unix time less the time of the root's clock, at the first anchor of one rank."""
+    """Return Unix time minus the time of the root's clock, at the first anchor of one rank."""
     if anchors is None:
         return 0
     anchor_ns = np.array([anchors.first_ns], np.int64)

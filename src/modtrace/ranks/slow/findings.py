@@ -97,7 +97,7 @@ class LikeModuleTimes(NamedTuple):
     fqn: Int64Array  # index into `fqns`
     phase: Int64Array  # index into `timeline.PHASES`
     self_ns: Int64Array
-    excess: Int64Array  # `self_ns` less the slowest like module on other ranks; 0 if there is none
+    excess: Int64Array  # `self_ns` minus the slowest like module on other ranks; 0 if there is none
     noise: Float64Array  # standard deviation of the self times of like modules over the steps, ns
 
     def module_excess(self, row: int) -> ModuleExcess:
@@ -117,12 +117,12 @@ def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModu
         names = [(_NUMBER.sub("*", name.fqn), name.module_class) for name in spans.names]
         like = np.array([likes.setdefault(name, len(likes)) for name in names] or [0])
         rows += [_rank_rows(take(spans, rank_rows), own_time, fqn, like) for rank_rows in split_by(spans.rank)]
-    rank, step, name, phase, kind, rank_rows = np.concatenate(rows, axis=1)
-    like, module = kind * len(PHASES) + phase, name * len(PHASES) + phase
-    excess = _excess(rank, step, like, rank_rows)
+    rank, step, fqn_index, phase, like_index, self_ns = np.concatenate(rows, axis=1)
+    like, module = like_index * len(PHASES) + phase, fqn_index * len(PHASES) + phase
+    excess = _excess(rank, step, like, self_ns)
     # The deviations of like modules, each from its own median over the steps.
-    noise = MAD_TO_SIGMA * medians_within(np.abs(rank_rows - medians_within(rank_rows, module, rank)), like)
-    return LikeModuleTimes(list(fqns), rank, step, name, phase, rank_rows, excess, noise)
+    noise = MAD_TO_SIGMA * medians_within(np.abs(self_ns - medians_within(self_ns, module, rank)), like)
+    return LikeModuleTimes(list(fqns), rank, step, fqn_index, phase, self_ns, excess, noise)
 
 
 def _rank_rows(spans: SpanTable, own_time: OwnTime, fqn: Int64Array, like: Int64Array) -> Int64Array:
@@ -132,8 +132,8 @@ def _rank_rows(spans: SpanTable, own_time: OwnTime, fqn: Int64Array, like: Int64
     step = spans.step[segments.owner].astype(np.int64)
     key, index = np.unique(np.stack([step, fqn[name], phase, like[name]]), axis=1, return_inverse=True)
     total = np.bincount(index.ravel(), segments.own_ns, key.shape[1]).astype(np.int64)
-    step, number, phase, kind = key
-    return np.stack([np.full(len(total), rank), step, number, phase, kind, total])
+    step, fqn_index, phase, like_index = key
+    return np.stack([np.full(len(total), rank), step, fqn_index, phase, like_index, total])
 
 
 def _excess(rank: Int64Array, step: Int64Array, kind: Int64Array, self_ns: Int64Array) -> Int64Array:

@@ -133,7 +133,7 @@ class ModuleExcess(NamedTuple):
 
     fqn: str  # fully qualified name of the module, text of the range ("data loading"), or `OUTSIDE`
     phase: str  # one of `timeline.PHASES`; `IN_RANGE`; empty outside modules and ranges
-    excess_ns: int  # `own_ns` less the median of the other ranks
+    excess_ns: int  # `own_ns` minus the median of the other ranks
     own_ns: int  # its self time before the late arrivals of a step
 
 
@@ -187,7 +187,7 @@ class Arrivals(NamedTuple):
     axis_ns: Int64Array  # time of the call on the axis of `OwnTime`
     previous_axis_ns: Int64Array  # `axis_ns` of the same rank's previous call; -1 if there is none
     own_ns: Int64Array  # own time between these two calls; -1 if there is no previous call
-    excess: Int64Array  # `own_ns` less the median of the other ranks; 0 if unknown
+    excess: Int64Array  # `own_ns` minus the median of the other ranks; 0 if unknown
     lateness: Int64Array  # ns between the median of the other ranks' calls and this call
     is_last: BoolArray  # True for the last call of its collective
 

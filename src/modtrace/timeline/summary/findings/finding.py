@@ -315,7 +315,7 @@ class RuleInput:
 
     @cached_property
     def own_p10_ns(self) -> AnyArray:
-        """float64[rows], `p10_ns` less that of inner modules."""
+        """float64[rows], `p10_ns` minus that of inner modules."""
         return self._with_inner(self.p10_ns, -1)
 
     @cached_property

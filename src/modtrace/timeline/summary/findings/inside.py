@@ -79,7 +79,7 @@ class OwnWork(NamedTuple):
 
     @property
     def python_ns(self) -> float:
-        """Forward time less operators, and less the Python time to call these and inner modules."""
+        """Forward time minus operators, and minus the Python time to call these and inner modules."""
         return max(0.0, self.forward_ns - self.all.ns - self.calling_ns) if self.all.ns else 0.0
 
 

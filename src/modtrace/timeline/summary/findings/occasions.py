@@ -58,7 +58,7 @@ _MIN_GROWTH_RATIO = 1.5
 _FEW_RUNS = 2
 """Maximum number of runs for a higher minimum of that ratio: a machine can get busier twice."""
 _MIN_GROWTH_RATIO_OF_FEW_RUNS = 2.0
-"""This higher minimum."""
+"""Minimum ratio of these levels if there are at most `_FEW_RUNS` runs."""
 _MIN_QUARTER_SHARE = 0.1
 """Minimum share of the growth in each quarter: a second length of inputs grows in one jump."""
 _MIN_LONGER_PAIRS_SHARE = 0.9

@@ -50,7 +50,7 @@ class _Siblings(NamedTuple):
 
 
 class _Outlier(NamedTuple):
-    """A row that differs from its siblings; `excess` is its value less their median."""
+    """A row that differs from its siblings; `excess` is its value minus their median."""
 
     row: int
     excess: float
