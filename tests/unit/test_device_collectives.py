@@ -59,10 +59,10 @@ def test_a_wait_for_a_device_is_not_a_wait_for_other_ranks() -> None:
     table = collective_table(timeline(), 7)
 
     assert points.counter.tolist() == [0, 1, 2]
-    assert points.released.tolist() == [WALL + 50, -1, WALL + 220]
+    assert points.released_ns.tolist() == [WALL + 50, -1, WALL + 220]
     # Ranks are compared by callers and times; the wait belongs to no collective that ranks share.
     assert table.counter.tolist() == [0, 0, 1, -1, 2]
-    assert np.where(table.done >= 0, table.done - WALL, -1).tolist() == [50, -1, -1, -1, 220]
+    assert np.where(table.done_ns >= 0, table.done_ns - WALL, -1).tolist() == [50, -1, -1, -1, 220]
 
 
 def test_where_does_not_use_the_end_of_a_wait_for_a_device() -> None:
@@ -118,7 +118,7 @@ def test_device_times_show_when_a_stream_reached_the_end_of_a_call_or_of_its_fir
     (span,) = [span for span in timeline.spans if span.track.startswith("gpu")]
     assert (span.fqn, span.start_ns - WALL, span.end_ns - WALL) == ("Net", 1_001_000, 1_001_300)
     # These times are of one rank's device; ranks are compared by their threads.
-    assert sync_points(timeline.collectives).released.tolist() == [-1, -1, -1]
+    assert sync_points(timeline.collectives).released_ns.tolist() == [-1, -1, -1]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,12 @@ def test_a_node_of_which_a_number_is_odd_leaves_no_part_behind(odd: object) -> N
     nodes = collector.events().nodes
     # A node without a number is one too, and null says no more than no arg.
     assert [len(column) for name, column in vars(nodes).items() if name != "names"] == [3 if odd is None else 1] * 5
-    assert (nodes.start[-1], nodes.duration[-1], nodes.sequence[-1], nodes.forward_thread[-1]) == (2000, 1000, 1, 1)
+    assert (nodes.start_ns[-1], nodes.duration_ns[-1], nodes.sequence[-1], nodes.forward_thread[-1]) == (
+        2000,
+        1000,
+        1,
+        1,
+    )
 
 
 def test_slices_beyond_all_time_are_no_slices() -> None:

@@ -34,7 +34,7 @@ def launch_starts(*events: Event) -> list[int | None]:
     collector.add(json.loads(json.dumps(events)))
     read = collector.events()
     rows = find_launches(read)
-    return [int(read.launches.start[row]) if row >= 0 else None for row in rows.tolist()]
+    return [int(read.launches.start_ns[row]) if row >= 0 else None for row in rows.tolist()]
 
 
 def test_a_launch_that_starts_after_the_work_is_of_another_process() -> None:

@@ -52,12 +52,12 @@ def test_the_gap_around_each_edge_bounds_its_offset() -> None:
     # Before all, between two, just inside the start and the end of one, deep inside, after all.
     edges = CallEdges(array(1, 2, 3, 4, 5, 6), array(500, 2400, 3100, 4950, 4000, 9100))
     bounds = bounds_from_gaps(edges, np.zeros(6), BUSY, 200.0)
-    assert bounds.time.tolist() == [1, 2, 3, 4, 5, 6]
-    assert bounds.low.tolist() == [-np.inf, -400, -1100, 50, -np.inf, -100]
-    assert bounds.high.tolist() == [500, 600, -100, 3050, np.inf, np.inf]
+    assert bounds.time_ns.tolist() == [1, 2, 3, 4, 5, 6]
+    assert bounds.low_ns.tolist() == [-np.inf, -400, -1100, 50, -np.inf, -100]
+    assert bounds.high_ns.tolist() == [500, 600, -100, 3050, np.inf, np.inf]
     # By the guess the second lies between the first two operators; 3 µs later it lies after the second.
     later = bounds_from_gaps(edges, np.full(6, 3000.0), BUSY, 200.0)
-    assert (later.low[1], later.high[1]) == (2600, 5600)
+    assert (later.low_ns[1], later.high_ns[1]) == (2600, 5600)
 
 
 @pytest.mark.parametrize("late", [-9000, -2500, 0, 6000, 30_000])

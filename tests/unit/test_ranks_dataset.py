@@ -261,14 +261,14 @@ def test_recordings_in_which_nothing_is_make_an_empty_dataset(tmp_path: Path) ->
 
 def test_a_dataset_that_was_packed_anew_is_read_anew(run: Path) -> None:
     dataset = pack(run)
-    spans = [len(DatasetTables(dataset).read(SpanTable, 0, STEPS, [0]).start)]
+    spans = [len(DatasetTables(dataset).read(SpanTable, 0, STEPS, [0]).start_ns)]
     shutil.rmtree(dataset)
     for path in list(run.iterdir()):
         path.unlink()  # else it is kept under another name
         write_steps(script := EventScript(1024, path, {"rank": int(path.stem), "pid": 1}), sharded=False)
         script.close()
     pack(run)
-    spans.append(len(DatasetTables(dataset).read(SpanTable, 0, STEPS, [0]).start))
+    spans.append(len(DatasetTables(dataset).read(SpanTable, 0, STEPS, [0]).start_ns))
 
     assert spans == [STEPS * 6, 6 * 6]
 
@@ -446,7 +446,7 @@ def test_a_dataset_has_the_memory_of_each_call() -> None:
         (1, "Net", "forward", 20, 100),
         (1, "Net.a", "forward", -20, 0),
     ]
-    assert from_arrow(SpanTable, packed).peak.tolist() == packed["peak_bytes"].to_pylist()
+    assert from_arrow(SpanTable, packed).peak_bytes.tolist() == packed["peak_bytes"].to_pylist()
     without = to_arrow(span_table(replace(recorded(), counters=[]), 3))
     assert set(without["peak_bytes"].to_pylist()) == {-1}
 

@@ -51,7 +51,11 @@ def test_a_replay_is_what_the_job_would_have_been(made: tuple[Job, list[list[int
 
     events = events_of(job)
 
-    assert Replay(events).times(np.zeros(len(events.time), np.int64)).tolist() == events.time.tolist() == flat(run(job))
+    assert (
+        Replay(events).times(np.zeros(len(events.time_ns), np.int64)).tolist()
+        == events.time_ns.tolist()
+        == flat(run(job))
+    )
     faster = job._replace(programs=programs)
     assert Replay(events).times(np.array(flat(shorter), np.int64)).tolist() == flat(run(faster))
 

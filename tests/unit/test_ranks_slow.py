@@ -461,16 +461,16 @@ def test_the_wait_of_the_reducer_is_inferred_from_the_pass_around_it() -> None:
 
     # In each step both all_reduces are complete 50 µs behind their return; the second returns 20 µs behind the layer's
     # last node, whose run ends when backward is over, 10 µs behind the return. So 40 µs were waiting.
-    assert (waits.end - waits.start).tolist() == [40_000] * 6
+    assert (waits.end_ns - waits.start_ns).tolist() == [40_000] * 6
     assert waits.step.tolist() == [*range(6)]
-    assert int(waits.end[0]) - WALL == int(timeline.collectives.done[1]) - WALL
+    assert int(waits.end_ns[0]) - WALL == int(timeline.collectives.done[1]) - WALL
 
 
 def test_waits_that_were_seen_are_not_inferred_again() -> None:
     script = EventScript(1024)
     write_steps(script, sharded=True)
 
-    assert len(inferred_waits(build_timeline(script.snapshot())).start) == 0
+    assert len(inferred_waits(build_timeline(script.snapshot())).start_ns) == 0
 
 
 def test_chance_of_being_late_so_often() -> None:

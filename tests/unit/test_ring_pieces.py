@@ -181,7 +181,7 @@ def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | 
         assert as_values(written[0]) == as_values(written[1])
     if len(whole.marks):
         in_parts = [last.step_parts or [], part_counters(whole)]
-        of_pieces, of_whole = ([(part.name, part.time.tolist(), part.ns.tolist()) for part in c] for c in in_parts)
+        of_pieces, of_whole = ([(part.name, part.time_ns.tolist(), part.ns.tolist()) for part in c] for c in in_parts)
         assert of_pieces == of_whole
     assert as_values(in_pieces) == as_values(whole)
     of_whole_ring = json.loads(whole.summary().to_json())

@@ -35,8 +35,8 @@ def test_the_table_has_the_parts_of_each_step_in_order() -> None:
     assert table.parts == [*PARTS_NS]
     assert table.names == ["step 0", "step 1"]
     assert table.causes == [None, None]
-    assert (table.start - BASE).tolist() == [0, FIRST_END]
-    assert (table.end - BASE).tolist() == [FIRST_END, SECOND_END]
+    assert (table.start_ns - BASE).tolist() == [0, FIRST_END]
+    assert (table.end_ns - BASE).tolist() == [FIRST_END, SECOND_END]
     assert table.is_whole.tolist() == [True, True]
     assert table.ns.tolist() == [[*PARTS_NS.values()]] * 2
     assert table.share == [ns / FIRST_END for ns in PARTS_NS.values()]
@@ -46,7 +46,7 @@ def test_a_counter_is_0_if_no_step_follows_at_once() -> None:
     forward = part_counters(with_an_empty_step())[0]
 
     assert forward.name == "step: forward"
-    assert (forward.time - BASE).tolist() == [0, FIRST_END - 10, FIRST_END, SECOND_END]
+    assert (forward.time_ns - BASE).tolist() == [0, FIRST_END - 10, FIRST_END, SECOND_END]
     assert forward.ns.tolist() == [1_020_000, 0, 1_020_000, 0]
 
 
@@ -103,6 +103,6 @@ def test_steps_belong_to_threads_and_not_to_later_device_work() -> None:
 
     table = part_table(timeline)
     assert table is not None
-    assert (list(table.names), table.end.tolist()) == (["step 0", "step 1", "step 2"], marks)
+    assert (list(table.names), table.end_ns.tolist()) == (["step 0", "step 1", "step 2"], marks)
     assert {counter.name for counter in part_counters(timeline)} == {f"step: {part}" for part in table.parts}
-    assert max(int(counter.time.max()) for counter in part_counters(timeline)) == marks[-1]
+    assert max(int(counter.time_ns.max()) for counter in part_counters(timeline)) == marks[-1]

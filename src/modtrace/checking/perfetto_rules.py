@@ -173,7 +173,7 @@ class PerfettoPackets:
         row = np.frombuffer(self._flow_event, np.int64)
         flow, flow_phase = np.frombuffer(self._flow, np.uint64), np.frombuffer(self._flow_phase, np.uint8)
         ends = FlowEnds(
-            events.position[row], events.time[row], events.track[row], flow, flow_phase, np.zeros(len(row), np.bool_)
+            events.position[row], events.time_ns[row], events.track[row], flow, flow_phase, np.zeros(len(row), np.bool_)
         )
         return TrackLayout([*self._names], [*self._tracks], events, ends)
 

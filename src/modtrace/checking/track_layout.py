@@ -49,7 +49,7 @@ class FlowEnd(NamedTuple):
     position: int  # position of its event in the file, from 0
     phase: str  # Chrome's letter: s, t or f
     track: TrackKey  # track of its event
-    time: int  # time in ns
+    time_ns: int
     flow: FlowKey  # key of the flow
 
 
@@ -117,8 +117,8 @@ class SliceEvents(NamedTuple):
 
     track: AnyArray  # int[n], index of the track
     phase: AnyArray  # uint8[n], X, B or E
-    time: AnyArray  # int64[n], time in ns
-    duration: AnyArray  # int64[n], duration of an X in ns
+    time_ns: AnyArray  # int64[n]
+    duration_ns: AnyArray  # int64[n], duration of an X
     position: AnyArray  # int64[n], position in the file
     name: AnyArray  # int32[n], index into the layout's `names`; 0 for an E without a name
 
@@ -131,8 +131,8 @@ class SliceEvents(NamedTuple):
 class ArrangedSlices:
     """The slices of one track by start, longer slices first if starts are equal."""
 
-    start: Int64Array  # int64[n], start in ns
-    end: Int64Array  # int64[n], end in ns; `NEVER_NS` without an end event
+    start_ns: Int64Array  # int64[n]
+    end_ns: Int64Array  # int64[n]; `NEVER_NS` without an end event
     position: Int64Array  # int64[n], position of the slice's first event in the file
     name: Int32Array  # int32[n], index into the layout's `names`
     is_paired: bool  # whether all slices are pairs of B and E
@@ -174,9 +174,9 @@ class TrackLayout:
         """Return the slices of one track."""
         is_slice = events.phase == SLICE
         begins, end_time = self._pair(events.take(halves := np.flatnonzero(~is_slice)))
-        begin_rows, time = halves[begins], events.time[is_slice]
-        start = np.append(time, events.time[begin_rows])
-        end = np.append(time + np.minimum(events.duration[is_slice], NEVER_NS - 1 - time), end_time)
+        begin_rows, time = halves[begins], events.time_ns[is_slice]
+        start = np.append(time, events.time_ns[begin_rows])
+        end = np.append(time + np.minimum(events.duration_ns[is_slice], NEVER_NS - 1 - time), end_time)
         position, name = (np.append(column[is_slice], column[begin_rows]) for column in (events.position, events.name))
         order = np.lexsort((position, -end, start))
         return ArrangedSlices(start[order], end[order], position[order], name[order], not is_slice.any())
@@ -191,7 +191,7 @@ class TrackLayout:
         name_of, position_of, phase_of = events.name.data, events.position.data, events.phase.data
         begins, ends = array("q"), array("q")  # rows of the B and the E of each pair; -1 without an E
         stack: list[int] = []
-        for index in np.argsort(events.time, kind="stable").tolist():
+        for index in np.argsort(events.time_ns, kind="stable").tolist():
             if phase_of[index] == BEGIN:
                 stack.append(index)
                 continue
@@ -216,7 +216,7 @@ class TrackLayout:
             self._add_unended(name_of[begin], position_of[begin])
             begins.append(begin)
             ends.append(-1)
-        end_time = np.append(np.minimum(events.time, NEVER_NS - 1), NEVER_NS)
+        end_time = np.append(np.minimum(events.time_ns, NEVER_NS - 1), NEVER_NS)
         return np.array(begins, np.int64), end_time[np.array(ends, np.int64)]
 
     def _add_unended(self, name: int, position: int) -> None:
@@ -233,14 +233,14 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
         if slices.is_paired:
             continue  # pairs of B and E always nest
         if _depths(slices).max(initial=0) <= MAX_DRAWN_DEPTH:  # `nest_times` makes a pass per level
-            has_extent = (slices.end != NEVER_NS) & (slices.end > slices.start)
-            start, end = slices.start[has_extent], slices.end[has_extent]
+            has_extent = (slices.end_ns != NEVER_NS) & (slices.end_ns > slices.start_ns)
+            start, end = slices.start_ns[has_extent], slices.end_ns[has_extent]
             _, parent = nest_times(start, end, np.zeros(len(start), np.int32))
             if not np.any(end > end[parent], where=parent >= 0):
                 continue  # each slice ends within its parent
-        ends, names = slices.end.tolist(), layout.names
+        ends, names = slices.end_ns.tolist(), layout.names
         stack: list[int] = []
-        for index, start in enumerate(slices.start.tolist()):
+        for index, start in enumerate(slices.start_ns.tolist()):
             end = ends[index]
             if end == NEVER_NS:
                 continue  # it is in `begins_without_end`, and its true end is unknown
@@ -278,7 +278,7 @@ def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
 def too_deep(layout: TrackLayout) -> Iterator[Fault]:
     """Find the first slice of each track that is deeper than viewers draw."""
     for track, slices in layout.slices.items():
-        if len(slices.start) <= MAX_DRAWN_DEPTH:
+        if len(slices.start_ns) <= MAX_DRAWN_DEPTH:
             continue
         depth = _depths(slices)
         first = int(np.argmax(depth > MAX_DRAWN_DEPTH))
@@ -290,8 +290,8 @@ def too_deep(layout: TrackLayout) -> Iterator[Fault]:
 
 def _depths(slices: ArrangedSlices) -> Int64Array:
     """Return the depth of each slice: the number of slices around it by their times, plus one."""
-    is_empty = slices.start == slices.end
-    ended_count = np.searchsorted(np.sort(slices.end[~is_empty]), slices.start, side="right")
+    is_empty = slices.start_ns == slices.end_ns
+    ended_count = np.searchsorted(np.sort(slices.end_ns[~is_empty]), slices.start_ns, side="right")
     depth: Int64Array = np.cumsum(~is_empty) - ended_count + is_empty
     return depth
 
@@ -329,14 +329,14 @@ def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
     is_unbound = np.zeros(len(flows), np.bool_)
     for rows in split_by(flows.track, np.arange(len(flows))):
         slices, times = layout.slices[tracks[flows.track[rows[0]]]], flows.time[rows]
-        if not len(slices.start):
+        if not len(slices.start_ns):
             is_unbound[rows] = True
             continue
-        start_count = np.searchsorted(slices.start, times, side="right")
+        start_count = np.searchsorted(slices.start_ns, times, side="right")
         # A slice is open if the latest end of all slices started by then is not before the time.
-        latest_end = np.maximum.accumulate(slices.end)
+        latest_end = np.maximum.accumulate(slices.end_ns)
         is_inside = (start_count > 0) & (latest_end[np.maximum(start_count, 1) - 1] >= times)
-        is_unbound[rows] = ~np.where(flows.binds_next[rows], slices.start[-1] >= times, is_inside)
+        is_unbound[rows] = ~np.where(flows.binds_next[rows], slices.start_ns[-1] >= times, is_inside)
     for row in flows.order[is_unbound[flows.order]].tolist():
         end = flows.end(row, tracks)
         message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"

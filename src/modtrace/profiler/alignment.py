@@ -33,9 +33,9 @@ _WINDOWS_PER_BLOCK = 256
 class OffsetBounds(NamedTuple):
     """Bounds on an offset, each at one moment; columns of equal length."""
 
-    time: Int64Array  # time of the recording's clock in ns
-    low: Float64Array  # minimum offset in ns; -inf if unknown
-    high: Float64Array  # maximum offset in ns; inf if unknown; below `low` if bounds contradict each other
+    time_ns: Int64Array  # time of the recording's clock
+    low_ns: Float64Array  # minimum offset; -inf if unknown
+    high_ns: Float64Array  # maximum offset; inf if unknown; below `low_ns` if bounds contradict each other
 
     @classmethod
     def joined(cls, parts: Sequence["OffsetBounds"]) -> "OffsetBounds":
@@ -43,21 +43,21 @@ class OffsetBounds(NamedTuple):
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
-    def middle(self) -> Float64Array:
-        """The offsets halfway between `low` and `high`; bounds from `intersect` keep their drift within its limit."""
-        return (self.low + self.high) / 2
+    def middle_ns(self) -> Float64Array:
+        """The offsets halfway between the bounds; bounds from `intersect` keep their drift within its limit."""
+        return (self.low_ns + self.high_ns) / 2
 
     @property
     def clock(self) -> ClockMap:
-        """The trace's clock by `middle`, with bounds on its error at the moments of the bounds."""
-        return ClockMap.of_columns(self.time, self.middle, np.abs(self.high - self.low) / 2, "no rate")
+        """The trace's clock by `middle_ns`, with bounds on its error at the moments of the bounds."""
+        return ClockMap.of_columns(self.time_ns, self.middle_ns, np.abs(self.high_ns - self.low_ns) / 2, "no rate")
 
 
 class CallEdges(NamedTuple):
     """Moments at which calls of one thread begin or end; columns of equal length, in time order."""
 
-    time: Int64Array  # time of the recording's clock in ns
-    guess: Int64Array  # supposed time in the trace, in ns from its base
+    time_ns: Int64Array  # time of the recording's clock
+    guess_ns: Int64Array  # supposed time in the trace, from its base
 
 
 def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> TimeIntervals:
@@ -86,8 +86,8 @@ def most_likely_shift(edges: CallEdges, busy: TimeIntervals, low: Float64Array, 
 
     The shift is the middle of the best run of shifts; among equal runs, the run nearest to the previous shift counts.
     """
-    elapsed = (edges.time - edges.time[0]).astype(np.float64)
-    starts = _window_starts(edges.time)
+    elapsed = (edges.time_ns - edges.time_ns[0]).astype(np.float64)
+    starts = _window_starts(edges.time_ns)
     center = np.add.reduceat(elapsed, starts) / np.diff(np.append(starts, len(elapsed)))
     shift = np.zeros(len(starts))
     min_shift = np.minimum.reduceat(low, starts) - SHIFT_STEP_NS
@@ -96,11 +96,11 @@ def most_likely_shift(edges: CallEdges, busy: TimeIntervals, low: Float64Array, 
     for block in range(0, len(starts), _WINDOWS_PER_BLOCK):
         bounds = np.append(starts, len(elapsed))[block : block + _WINDOWS_PER_BLOCK + 1]
         window = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        cuts = _count_cuts(edges.guess[bounds[0] : bounds[-1]], window, busy)
+        cuts = _count_cuts(edges.guess_ns[bounds[0] : bounds[-1]], window, busy)
         for index, count in enumerate(cuts):
             is_possible = (min_shift[block + index] <= SHIFTS) & (max_shift[block + index] >= SHIFTS)
             if is_possible.any():
-                count = np.where(is_possible, count, len(edges.time) + 1)
+                count = np.where(is_possible, count, len(edges.time_ns) + 1)
             best = np.flatnonzero(count == count.min())
             if len(best) < len(SHIFTS):
                 run = best - np.arange(len(best))
@@ -116,7 +116,7 @@ def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals,
 
     An edge deeper than `tolerance` ns in an operator has no bounds; a shallower edge counts as beyond the nearer end.
     """
-    time = edges.guess + np.rint(shift).astype(np.int64)
+    time = edges.guess_ns + np.rint(shift).astype(np.int64)
     next_op = np.searchsorted(busy.start, time, side="right")
     # An operator around the edge counts as before or after it, whichever is nearer.
     last_op = np.maximum(next_op - 1, 0)
@@ -125,11 +125,11 @@ def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals,
     next_op = np.where(is_inside & is_near_start, last_op, next_op)
     low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
     follows, precedes = np.flatnonzero(next_op > 0), np.flatnonzero(next_op < len(busy.start))
-    low[follows] = busy.end[next_op[follows] - 1] - edges.guess[follows]
-    high[precedes] = busy.start[next_op[precedes]] - edges.guess[precedes]
+    low[follows] = busy.end[next_op[follows] - 1] - edges.guess_ns[follows]
+    high[precedes] = busy.start[next_op[precedes]] - edges.guess_ns[precedes]
     is_deep = cut_depth(busy, time) > tolerance
     low[is_deep], high[is_deep] = -np.inf, np.inf
-    return OffsetBounds(edges.time, low, high)
+    return OffsetBounds(edges.time_ns, low, high)
 
 
 def _window_starts(time: Int64Array) -> Int64Array:
@@ -198,12 +198,12 @@ def intersect(bounds: OffsetBounds) -> OffsetBounds | None:
         >>> [round(offset, 2) for offset in band.middle.tolist()]
         [3.25, 2.75]
     """
-    if not np.isfinite(bounds.low).any() or not np.isfinite(bounds.high).any():
+    if not np.isfinite(bounds.low_ns).any() or not np.isfinite(bounds.high_ns).any():
         return None
-    time, index = np.unique(bounds.time, return_inverse=True)
+    time, index = np.unique(bounds.time_ns, return_inverse=True)
     low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
-    np.maximum.at(low, index, bounds.low)
-    np.minimum.at(high, index, bounds.high)
+    np.maximum.at(low, index, bounds.low_ns)
+    np.minimum.at(high, index, bounds.high_ns)
     drift = _DRIFT_LIMIT * (time - time[0])
     return OffsetBounds(time, _max_lower_bound(low, drift), -_max_lower_bound(-high, drift))
 
@@ -330,18 +330,18 @@ def refine_by_operators(alignment: Alignment, timeline: Timeline, events: Profil
             guess = refined.to_trace(all_edges)
             is_near = (guess > int(start.min()) - _OP_MARGIN_NS) & (guess < int(end.max()) + _OP_MARGIN_NS)
             edges = CallEdges(all_edges[is_near], guess[is_near])
-            busy = busy_intervals(start, end, np.sort(edges.guess), margin)
-            if not len(edges.time) or not len(busy.start):
+            busy = busy_intervals(start, end, np.sort(edges.guess_ns), margin)
+            if not len(edges.time_ns) or not len(busy.start):
                 continue
             # Shifts and bounds are corrections of this guess of the offset.
-            offset = (edges.guess + alignment.base_ns - edges.time).astype(np.float64)
-            mark_low, mark_high = _mark_bounds(marks, edges.time)
+            offset = (edges.guess_ns + alignment.base_ns - edges.time_ns).astype(np.float64)
+            mark_low, mark_high = _mark_bounds(marks, edges.time_ns)
             shift = most_likely_shift(edges, busy, mark_low - offset, mark_high - offset)
             bounds = bounds_from_gaps(edges, shift, busy, tolerance)
-            low, high = bounds.low + offset, bounds.high + offset
+            low, high = bounds.low_ns + offset, bounds.high_ns + offset
             # The slice of a mark is certain, the gap of an edge only likely.
             agrees = (low <= mark_high) & (high >= mark_low) & (np.isfinite(low) | np.isfinite(high))
-            parts.append(OffsetBounds(bounds.time[agrees], low[agrees], high[agrees]))
+            parts.append(OffsetBounds(bounds.time_ns[agrees], low[agrees], high[agrees]))
             operators += len(start)
             unused_edges += int(np.count_nonzero(~agrees))
         if not operators:
@@ -349,7 +349,7 @@ def refine_by_operators(alignment: Alignment, timeline: Timeline, events: Profil
         band = intersect(OffsetBounds.joined(parts))
         if band is None:
             return alignment
-        half_width = (band.high - band.low) / 2
+        half_width = (band.high_ns - band.low_ns) / 2
         contradicted = int(np.count_nonzero(half_width < 0))
         errors = float(np.median(np.abs(half_width))), float(np.abs(half_width).max())
         refined = replace(alignment, operators=OperatorFit(band, operators, unused_edges, contradicted, *errors))
@@ -403,8 +403,8 @@ def _mark_bounds(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, F
     band = intersect(OffsetBounds.joined([marks, unbounded]))
     if band is None:
         return -infinity, infinity
-    index = np.searchsorted(band.time, time)
-    low, high = band.low[index], band.high[index]
+    index = np.searchsorted(band.time_ns, time)
+    low, high = band.low_ns[index], band.high_ns[index]
     return np.where(low <= high, low, -np.inf), np.where(low <= high, high, np.inf)
 
 
@@ -418,7 +418,9 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents) -> Iterator[tupl
     thread_of_span = threads_of(timeline)
     is_call = runs_module_code(columns) & columns.complete
     tables = events.ops, events.plain_ops
-    track, start, end = (np.concatenate([getattr(ops, name) for ops in tables]) for name in ("track", "start", "end"))
+    track, start, end = (
+        np.concatenate([getattr(ops, name) for ops in tables]) for name in ("track", "start_ns", "end_ns")
+    )
     thread_of_op = events.threads[track]
     for thread in np.unique(thread_of_span[is_call]).tolist():
         ops = thread_of_op == thread

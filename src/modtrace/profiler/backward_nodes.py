@@ -201,9 +201,9 @@ class Nodes:
     """
 
     def __init__(self, rows: EventColumns) -> None:
-        order = np.lexsort((-rows.duration, rows.start, rows.track))
+        order = np.lexsort((-rows.duration_ns, rows.start_ns, rows.track))
         self.rows = rows.take(order)
-        self.track, self.start, self.end = self.rows.track, self.rows.start, self.rows.end
+        self.track, self.start, self.end = self.rows.track, self.rows.start_ns, self.rows.end_ns
         self.parent = _parents(self.track, self.start, self.end)
         self.call = np.full(len(rows), -1, np.int64)
         self.has_op = np.zeros(len(rows), np.bool_)
@@ -233,8 +233,8 @@ def _find_nodes(events: ProfilerEvents, running: InnermostLookup) -> Nodes:
     rows = np.flatnonzero(op >= 0)
     nodes.has_op[rows] = True
     ops = events.ops.take(op[rows])
-    nodes.call[rows] = running.on_threads(threads[ops.track], ops.start)
-    outer_node = nodes.innermost.on_threads(ops.track, ops.start)
+    nodes.call[rows] = running.on_threads(threads[ops.track], ops.start_ns)
+    outer_node = nodes.innermost.on_threads(ops.track, ops.start_ns)
     # An operation inside a node, but outside all calls, made its nodes for the call of that node.
     inherits = (nodes.call[rows] < 0) & (outer_node >= 0)
     for _ in range(_MAX_BACKWARD_DEPTH):
@@ -258,7 +258,7 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
     """
     votes: dict[int, Counter[int]] = {}
     flows, threads = events.flows, events.threads
-    node = nodes.innermost.on_threads(flows.track, flows.start)
+    node = nodes.innermost.on_threads(flows.track, flows.start_ns)
     ids = np.where(node >= 0, nodes.rows.forward_thread[node], -1)
     for thread_id, track in zip(ids.tolist(), flows.start_track.tolist(), strict=True):
         if thread_id >= 0:
@@ -279,14 +279,14 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
 
 def _making_ops(ops: EventColumns, nodes: EventColumns, track_by_thread: dict[int, int]) -> Int64Array:
     """Return the operation of each node, or -1: the last with its number before it on its forward thread."""
-    order = np.lexsort((ops.start, ops.sequence, ops.track))
+    order = np.lexsort((ops.start_ns, ops.sequence, ops.track))
     op_key = _key(ops.track[order], ops.sequence[order])
     track = np.array([track_by_thread.get(thread_id, -1) for thread_id in nodes.forward_thread.tolist()], np.int64)
     node_key = _key(track, nodes.sequence)
     first = np.searchsorted(op_key, node_key, side="left")
     candidate = np.searchsorted(op_key, node_key, side="right") - 1
-    start = ops.start[order]
-    while (late := (candidate >= first) & (start[candidate] >= nodes.start)).any():
+    start = ops.start_ns[order]
+    while (late := (candidate >= first) & (start[candidate] >= nodes.start_ns)).any():
         candidate[late] -= 1
     has_op = (candidate >= first) & (track >= 0) & (nodes.sequence >= 0)
     return np.where(has_op, order[np.maximum(candidate, 0)], -1)

@@ -76,13 +76,13 @@ def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Tim
         return timeline, [], [f"kernels in {fqn} have no modules: {why}" for fqn, why in reasons.items()]
     columns, names = timeline.columns, Numbering[Name]()
     name_numbers = np.array([names[name] for name in timeline.names] or [0], np.int32)
-    region = innermost_spans(timeline).on_threads(events.threads[calls.track], calls.start)
+    region = innermost_spans(timeline).on_threads(events.threads[calls.track], calls.start_ns)
     fqns = [timeline.names[columns.name[outer]].fqn if outer >= 0 else "" for outer in region.tolist()]
     graphs, rows_of_call = _known_graphs(timeline.metadata), _top_level(calls, ops)
     spans: list[tuple[int, ...]] = []
     kernel_calls: list[KernelCall] = []
     unknown, missing = Counter[str](), Counter[int]()
-    for number in np.argsort(calls.start, kind="stable").tolist():
+    for number in np.argsort(calls.start_ns, kind="stable").tolist():
         outer, fqn, rows = int(region[number]), fqns[number], rows_of_call[number]
         op_names = [_plain(ops.names[name]) for name in ops.name[rows].tolist()]
         # Without a cache all graphs of a region have the same key: the graph with the most called kernels counts.
@@ -225,13 +225,13 @@ def _durations(events: ProfilerEvents, ops: EventColumns, launch: Int64Array) ->
     launched = np.flatnonzero(launch >= 0)
     launches = events.launches.take(launch[launched])
     work_ns = np.zeros(len(ops), np.int64)
-    order = np.lexsort((ops.start, ops.track))
+    order = np.lexsort((ops.start_ns, ops.track))
     for rows in split_by(ops.track[order], order):
         work = np.flatnonzero(launches.track == ops.track[rows[0]])
-        row = rows[np.searchsorted(ops.start[rows], launches.start[work], side="right") - 1]
-        is_inside = (launches.start[work] >= ops.start[row]) & (launches.start[work] < ops.end[row])
-        np.add.at(work_ns, row[is_inside], events.work.duration[launched[work[is_inside]]])
-    return work_ns if work_ns.any() else ops.duration
+        row = rows[np.searchsorted(ops.start_ns[rows], launches.start_ns[work], side="right") - 1]
+        is_inside = (launches.start_ns[work] >= ops.start_ns[row]) & (launches.start_ns[work] < ops.end_ns[row])
+        np.add.at(work_ns, row[is_inside], events.work.duration_ns[launched[work[is_inside]]])
+    return work_ns if work_ns.any() else ops.duration_ns
 
 
 def _known_graphs(metadata: Mapping[str, Any]) -> dict[tuple[str, str], list[_Graph]]:
@@ -272,18 +272,18 @@ def _plain(name: str) -> str:
 
 def _top_level(calls: EventColumns, ops: EventColumns) -> list[list[int]]:
     """Return the outermost operators inside each call, in order."""
-    order = np.lexsort((-ops.end, ops.start, ops.track))
-    rows_by_track = {int(ops.track[rows[0]]): (rows, ops.start[rows]) for rows in split_by(ops.track[order], order)}
+    order = np.lexsort((-ops.end_ns, ops.start_ns, ops.track))
+    rows_by_track = {int(ops.track[rows[0]]): (rows, ops.start_ns[rows]) for rows in split_by(ops.track[order], order)}
     rows_by_call: list[list[int]] = []
-    for track, start, end in zip(calls.track.tolist(), calls.start.tolist(), calls.end.tolist(), strict=True):
+    for track, start, end in zip(calls.track.tolist(), calls.start_ns.tolist(), calls.end_ns.tolist(), strict=True):
         track_rows, starts = rows_by_track.get(track, (order[:0], order[:0]))
         first, last = np.searchsorted(starts, (start, end))
         rows_by_call.append([])
         last_end = start
         for row in track_rows[first:last].tolist():
-            if ops.start[row] >= last_end and ops.end[row] <= end:
+            if ops.start_ns[row] >= last_end and ops.end_ns[row] <= end:
                 rows_by_call[-1].append(row)
-                last_end = int(ops.end[row])
+                last_end = int(ops.end_ns[row])
     return rows_by_call
 
 
@@ -321,7 +321,7 @@ def _intervals(
     """Yield the kernels that a graph ran, each with the name and phase of the spans around it."""
     last_index = -1
     for index, row in zip(indices, rows, strict=True):
-        start, end = int(ops.start[row]), int(ops.end[row])
+        start, end = int(ops.start_ns[row]), int(ops.end_ns[row])
         if index != last_index + 1:
             yield LabelledInterval(start, start, ())
         if index < 0:

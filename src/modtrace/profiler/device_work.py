@@ -76,8 +76,8 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
     A stream does one piece of work after another. If a piece goes on while the next one begins and ends, or after the
     profiler stopped, its end overflowed or was guessed: it is cut at that moment.
     """
-    work, old_end = events.work, events.work.end
-    end = possible_ends(work.track, work.start, old_end, None if events.window is None else events.window[1])
+    work, old_end = events.work, events.work.end_ns
+    end = possible_ends(work.track, work.start_ns, old_end, None if events.window is None else events.window[1])
     cut_count = int(np.count_nonzero(end != old_end))
     if not cut_count:
         return events, []
@@ -89,8 +89,8 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
     )
     # The last end of a slice that is not work of a device, and of the cut work.
     kinds = (events.ops, events.plain_ops, events.nodes, events.launches, events.modules, events.regions, events.steps)
-    last = max(events.first, int(end.max()), *(int(slices.end.max(initial=0)) for slices in kinds))
-    work = EventColumns(**{**vars(work), "duration": end - work.start})
+    last = max(events.first, int(end.max()), *(int(slices.end_ns.max(initial=0)) for slices in kinds))
+    work = EventColumns(**{**vars(work), "duration_ns": end - work.start_ns})
     return replace(events, work=work, last=min(events.last, last)), [note]
 
 
@@ -108,8 +108,8 @@ def possible_ends(track: Int64Array, start: Int64Array, end: Int64Array, stop: i
 def count_overlapping(work: EventColumns) -> int:
     """Return the number of pieces of work that start during another piece of their stream and end after it."""
     count, last_track, open_ends = 0, -1, list[int]()
-    order = np.lexsort((-work.end, work.start, work.track))
-    columns = (column[order].tolist() for column in (work.track, work.start, work.end))
+    order = np.lexsort((-work.end_ns, work.start_ns, work.track))
+    columns = (column[order].tolist() for column in (work.track, work.start_ns, work.end_ns))
     for track, start, end in zip(*columns, strict=True):
         while open_ends and (track != last_track or open_ends[-1] <= start):
             open_ends.pop()
@@ -142,14 +142,14 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
     candidates = rows[row_index]
     work_id, launch_id = work.external[pieces], launches.external[candidates]
     is_possible = (work_id < 0) | (launch_id < 0) | (work_id == launch_id)
-    is_possible &= launches.start[candidates] <= work.start[pieces]
+    is_possible &= launches.start_ns[candidates] <= work.start_ns[pieces]
     devices, device = np.unique(process_of[work.track], return_inverse=True)
     processes, process = np.unique(process, return_inverse=True)
     if len(devices) == len(processes):
         is_possible &= device[pieces] == process[candidates]
     pieces, candidates = pieces[is_possible], candidates[is_possible]
     # If several launches share an id, the one that began last overwrites the others.
-    order = np.argsort(launches.start[candidates], kind="stable")
+    order = np.argsort(launches.start_ns[candidates], kind="stable")
     launch[pieces[order]] = candidates[order]
     return launch
 
@@ -171,19 +171,19 @@ def captured_graphs(events: ProfilerEvents, launch: Int64Array, running: Innermo
     is_captured = np.isin(launches.api, list(_KIND_OF_CALL))
     is_captured &= ~np.isin(id_in_process, id_in_process[launch[launch >= 0]])
     candidates = np.flatnonzero(is_captured)
-    candidates = candidates[np.argsort(launches.start[candidates], kind="stable")]
+    candidates = candidates[np.argsort(launches.start_ns[candidates], kind="stable")]
     capture_starts: dict[int, int] = {}
-    for row in np.argsort(captures.start, kind="stable").tolist():
+    for row in np.argsort(captures.start_ns, kind="stable").tolist():
         track = int(captures.track[row])
         if captures.api[row] == ApiCall.CAPTURE_BEGIN:
-            capture_starts[track] = int(captures.start[row])
+            capture_starts[track] = int(captures.start_ns[row])
         elif (start := capture_starts.pop(track, None)) is not None:
             # Launches of other threads, such as autograd's, are captured too.
-            first, last = np.searchsorted(launches.start[candidates], (start, captures.end[row]))
+            first, last = np.searchsorted(launches.start_ns[candidates], (start, captures.end_ns[row]))
             rows = candidates[first:last]
             rows = rows[process_of[launches.track[rows]] == process_of[track]]
             kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.api[rows].tolist())
-            spans = running.on_threads(events.threads[launches.track[rows]], launches.start[rows])
+            spans = running.on_threads(events.threads[launches.track[rows]], launches.start_ns[rows])
             graphs.append(CudaGraphCapture(kinds, spans))
     return [graph for graph in graphs if graph.kinds]
 
@@ -203,13 +203,13 @@ def attribute_device_work(
     span = np.full(len(work), -1, np.int64)
     launched = np.flatnonzero(launch >= 0)
     rows = launch[launched]
-    span[launched] = running.on_threads(threads[launches.track[rows]], launches.start[rows])
+    span[launched] = running.on_threads(threads[launches.track[rows]], launches.start_ns[rows])
     is_replay = np.zeros(len(work), np.bool_)
     is_replay[launched] = launches.api[rows] == ApiCall.GRAPH
     captured = _map_replays(events, launch, graphs)
     span = np.where(captured >= 0, captured, span)
-    time = work.start.copy()
-    time[launched] = launches.start[rows]
+    time = work.start_ns.copy()
+    time[launched] = launches.start_ns[rows]
     reason = np.full(len(work), NoModuleReason.OUTSIDE, np.int8)
     process_of = _processes_of(events)
     recorded_processes = np.unique(process_of[threads >= 0])
@@ -272,7 +272,7 @@ def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array
     pieces = pieces[events.launches.api[launch[pieces]] == ApiCall.GRAPH]
     # Nodes are numbered in the order of capture; without numbers the order of time is used.
     node = events.work.node[pieces]
-    pieces = pieces[np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0)))]
+    pieces = pieces[np.lexsort((events.work.start_ns[pieces], np.where(node >= 0, node, 0)))]
     return {int(launch[nodes[0]]): nodes for nodes in split_by(launch[pieces], pieces)}
 
 
@@ -285,14 +285,14 @@ def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
     rows = launch[launched]
     range_name = np.full(len(launch), -1, np.int64)
     ranges = events.collectives.take(events.collectives.is_operator == 0)
-    ranges = ranges.take(np.lexsort((-ranges.duration, ranges.start, ranges.track)))
+    ranges = ranges.take(np.lexsort((-ranges.duration_ns, ranges.start_ns, ranges.track)))
     for track in np.unique(ranges.track).tolist():
         track_ranges = np.flatnonzero(ranges.track == track)
         pieces = launched[events.launches.track[rows] == track]
-        time = events.launches.start[launch[pieces]]
+        time = events.launches.start_ns[launch[pieces]]
         # A nested range is of the same collective as its outer one, so the last range to start counts.
-        index = np.searchsorted(ranges.start[track_ranges], time, side="right") - 1
-        last_end = np.maximum.accumulate(ranges.end[track_ranges])
+        index = np.searchsorted(ranges.start_ns[track_ranges], time, side="right") - 1
+        last_end = np.maximum.accumulate(ranges.end_ns[track_ranges])
         is_inside = (index >= 0) & (last_end[np.maximum(index, 0)] > time)
         range_name[pieces[is_inside]] = ranges.name[track_ranges[index[is_inside]]]
     return np.where(events.work.name >= 0, events.work.name, range_name)
@@ -318,21 +318,21 @@ def find_cpu_collectives(timeline: Timeline, events: ProfilerEvents, running: In
     launches = events.collectives.take(events.collectives.is_operator == 1)
     span = np.full(len(collectives), -1, np.int64)
     reason = np.full(len(collectives), NoModuleReason.NO_LAUNCH, np.int8)
-    time = collectives.start.copy()
+    time = collectives.start_ns.copy()
     for name in np.unique(collectives.name).tolist():
         rows, launch_rows = np.flatnonzero(collectives.name == name), np.flatnonzero(launches.name == name)
         if len(rows) != len(launch_rows):
             continue
-        rows = rows[np.argsort(collectives.start[rows], kind="stable")]
-        launch_rows = launch_rows[np.argsort(launches.start[launch_rows], kind="stable")]
-        time[rows] = launches.start[launch_rows]
+        rows = rows[np.argsort(collectives.start_ns[rows], kind="stable")]
+        launch_rows = launch_rows[np.argsort(launches.start_ns[launch_rows], kind="stable")]
+        time[rows] = launches.start_ns[launch_rows]
         reason[rows] = NoModuleReason.OUTSIDE
         span[rows] = running.on_threads(events.threads[launches.track[launch_rows]], time[rows])
     reason[span >= 0] = NoModuleReason.KNOWN
     columns = timeline.columns
     outermost = columns.parent < 0
     busy = union_of(columns.start[outermost], columns.end[outermost])
-    step, overlap = steps_of_work(timeline, events, time), busy.time_within(collectives.start, collectives.end)
+    step, overlap = steps_of_work(timeline, events, time), busy.time_within(collectives.start_ns, collectives.end_ns)
     return CpuCollectives(span, reason, step, overlap)
 
 
@@ -357,11 +357,11 @@ def add_up_gpu_work(
         return None
     computing = np.flatnonzero(owners.collective < 0)
     gpu_owner = _owner_codes(recorded, owners.span, owners.reason)
-    kinds, durations = work.work[computing], work.duration[computing]
+    kinds, durations = work.work[computing], work.duration_ns[computing]
     computation = gpu_owner[computing], owners.step[computing], kinds, durations, np.zeros_like(durations)
     cpu_owner = _owner_codes(recorded, on_cpu.span, on_cpu.reason)
     kinds = np.full_like(cpu_owner, COMMUNICATION_KIND)
-    cpu_communication = cpu_owner, on_cpu.step, kinds, events.cpu_collectives.duration, on_cpu.overlap
+    cpu_communication = cpu_owner, on_cpu.step, kinds, events.cpu_collectives.duration_ns, on_cpu.overlap
     parts = computation, _communication(events, owners, gpu_owner), cpu_communication
     columns = np.concatenate([np.stack(part) for part in parts], axis=1)
     owner, step, kind, work_duration, work_overlap = columns.astype(np.int64)
@@ -410,7 +410,7 @@ def _communication(events: ProfilerEvents, owners: WorkOwners, owner: Int64Array
     for number in np.unique(device[pieces]).tolist():
         computing = (owners.collective < 0) & (device == number)
         on_device = device[pieces] == number
-        busy = union_of(work.start[computing], work.end[computing])
-        overlap[on_device] = busy.time_within(work.start[pieces[on_device]], work.end[pieces[on_device]])
+        busy = union_of(work.start_ns[computing], work.end_ns[computing])
+        overlap[on_device] = busy.time_within(work.start_ns[pieces[on_device]], work.end_ns[pieces[on_device]])
     kinds = np.full_like(overlap, COMMUNICATION_KIND)
-    return owner[pieces], owners.step[pieces], kinds, work.duration[pieces], overlap
+    return owner[pieces], owners.step[pieces], kinds, work.duration_ns[pieces], overlap

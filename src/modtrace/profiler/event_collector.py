@@ -31,12 +31,12 @@ class ApiCall(IntEnum):
 class EventColumns:
     """Slices of one kind; int64 columns of equal length.
 
-    A kind has only those columns after `duration` that apply to it; -1 marks a slice without a value.
+    A kind has only those columns after `duration_ns` that apply to it; -1 marks a slice without a value.
     """
 
     track: Int64Array  # index into `ProfilerEvents.tracks`
-    start: Int64Array  # ns from the base
-    duration: Int64Array  # ns
+    start_ns: Int64Array  # from the base
+    duration_ns: Int64Array
     # Index into `names`; for collectives and for GPU work, into `ProfilerEvents.collective_names`: -1 for GPU work
     # that does not communicate.
     name: Int64Array
@@ -58,21 +58,21 @@ class EventColumns:
     def __init__(
         self,
         track: Int64Array,
-        start: Int64Array,
-        duration: Int64Array,
+        start_ns: Int64Array,
+        duration_ns: Int64Array,
         names: Sequence[Any] = (),
         **columns: Int64Array,
     ) -> None:
-        self.track, self.start, self.duration, self.names = track, start, duration, names
+        self.track, self.start_ns, self.duration_ns, self.names = track, start_ns, duration_ns, names
         vars(self).update(columns)
 
     @property
-    def end(self) -> Int64Array:
+    def end_ns(self) -> Int64Array:
         """Ends in ns from the base."""
-        return self.start + self.duration
+        return self.start_ns + self.duration_ns
 
     def __len__(self) -> int:
-        return len(self.start)
+        return len(self.start_ns)
 
     def take(self, index: AnyArray) -> "EventColumns":
         """Return the rows at `index` (positions or a mask)."""
@@ -237,7 +237,7 @@ class EventCollector(EventTable):
             captures=api_calls.take(api_calls.api >= ApiCall.CAPTURE_BEGIN),
             graph_calls=graph_calls,
             graph_ops=self._named(is_op & ~is_graph_call & bool(len(graph_calls))),
-            steps=steps.take(np.argsort(steps.start, kind="stable")),
+            steps=steps.take(np.argsort(steps.start_ns, kind="stable")),
             tracks=list(self.tracks.known),
             thread_names=self.thread_names,
             process_names=self.process_names,
@@ -246,7 +246,7 @@ class EventCollector(EventTable):
             flows=self._arrows(),
             first=int(starts.min(initial=_LATEST_NS)),
             last=int((starts + self.duration_ns(slice_rows)).max(initial=0)),
-            window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
+            window=(int(windows.start_ns.min()), int(windows.end_ns.max())) if len(windows) else None,
             cpu_pids=self._cpu_pids(cpu_tables.values()),
             tids=frozenset(self.tids | {tid for _, tid in self.tracks.known if isinstance(tid, int)}),
             malformed=self.malformed + self._unusable,
@@ -362,7 +362,7 @@ class EventCollector(EventTable):
         """Return start and end of the sync marks, by name."""
         marks = self._named(is_mark)
         times: dict[str, list[tuple[int, int]]] = {name: [] for name in marks.names}
-        for mark, start, end in zip(marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True):
+        for mark, start, end in zip(marks.name.tolist(), marks.start_ns.tolist(), marks.end_ns.tolist(), strict=True):
             times[marks.names[mark]].append((start, end))
         return times
 

@@ -223,7 +223,7 @@ class ProfilerSlices:
         for index, ends in groupby(self._flows_by_track.get(track, []), key=itemgetter(0)):
             flows = [flow + PROFILER_FLOW for _, flow in ends]
             slices.fields[index] += TrackEvent(flow_ids=flows).SerializeToString()
-        start, duration = microseconds_to_ns(slices.start) + base, microseconds_to_ns(slices.duration)
+        start, duration = microseconds_to_ns(slices.start_us) + base, microseconds_to_ns(slices.duration_us)
         yield from profiler_packets(start, duration, slices.fields, uuid, describe_row)
 
 
@@ -231,8 +231,8 @@ class TrackSlices(NamedTuple):
     """The slices and instants of one track, in file order; columns of equal length."""
 
     row: Int64Array  # in the table of events
-    start: Float64Array  # µs from the trace's base
-    duration: Float64Array  # µs; -1 for an instant
+    start_us: Float64Array  # from the trace's base
+    duration_us: Float64Array  # -1 for an instant
     fields: list[bytes]  # name, category and args of each, see `EventEncoder.fields`
 
     def bound(self, row: Int64Array, time: Float64Array, binds: Int64Array) -> Int64Array:
@@ -241,16 +241,16 @@ class TrackSlices(NamedTuple):
         An end whose event comes right after a slice that begins at its time belongs to that slice.
         """
         last = np.searchsorted(self.row, row, side="right") - 1
-        is_last = (last >= 0) & np.where(binds == AT_LAST, self.row[last] == row, self.start[last] == time)
-        order = np.lexsort((-self.duration, self.start))
-        starts = self.start[order]
+        is_last = (last >= 0) & np.where(binds == AT_LAST, self.row[last] == row, self.start_us[last] == time)
+        order = np.lexsort((-self.duration_us, self.start_us))
+        starts = self.start_us[order]
         next_index = np.searchsorted(starts, time)
         next_slice = np.where(next_index < len(order), order[np.minimum(next_index, len(order) - 1)], -1)
         bound_slice: Int64Array = np.where(is_last, last, np.where(binds == NEXT, next_slice, -1))
         start_count = np.searchsorted(starts, time, side="right")
         for end in np.flatnonzero(~is_last & (binds == AROUND)).tolist():
             candidates = order[max(start_count[end] - _MAX_OPEN_SLICES, 0) : start_count[end]][::-1]
-            open_slices = candidates[self.start[candidates] + self.duration[candidates] >= time[end]]
+            open_slices = candidates[self.start_us[candidates] + self.duration_us[candidates] >= time[end]]
             bound_slice[end] = open_slices[0] if len(open_slices) else -1
         return bound_slice
 
@@ -360,7 +360,7 @@ class PacketOutput:
         threads = {(process, tid): _uuid("track", (pid, tid)) for process, tid, pid in ids}
         parents = TrackParents(_uuid("process", overlaid.pid), processes, threads)
         recorded = move_times(overlaid.shown_timeline, lambda time: time + base)
-        counters = [counter._replace(time=counter.time + base) for counter in part_counters(overlaid.timeline)]
+        counters = [counter._replace(time_ns=counter.time_ns + base) for counter in part_counters(overlaid.timeline)]
         for _, packets in PerfettoWriter(parents).packets(WrittenPart(recorded, counters)):
             sink.write(packets)
         spans, encoder = overlaid.stream_spans, slices.encoder

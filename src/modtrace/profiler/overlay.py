@@ -78,7 +78,7 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     if not has_modules and all(map(_TORCH_RANGE.match, used_names)):
         return Timeline(Slices.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
     nodes = Nodes(events.nodes)
-    is_recompute = nodes.innermost.on_threads(slices.track, slices.start) >= 0
+    is_recompute = nodes.innermost.on_threads(slices.track, slices.start_ns) >= 0
     if not has_modules:
         # A range that runs only in backward does not repeat a forward one.
         is_recompute &= np.isin(slices.name, slices.name[~is_recompute])
@@ -89,13 +89,13 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     for number, recomputes in numbers:
         thread = events.thread_names.get(events.tracks[number], f"thread {threads[number]}")
         tracks.append(Track("backward" if recomputes else "forward", thread, int(threads[number]), process))
-    end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
+    end, parent, depth = clip_and_nest(track, slices.start_ns, slices.end_ns, np.zeros(len(slices), np.int64))
     make_name = _module_name if has_modules else _region_name
     order = np.lexsort((depth, is_recompute))
     names, name = _names(slices.names, slices.name, parent, order=order, is_recompute=is_recompute, make_name=make_name)
     phase = np.where(is_recompute, RECOMPUTE, FORWARD)
     columns = in_start_order(
-        Slices.of(start=slices.start, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
+        Slices.of(start=slices.start_ns, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
     )
     # Calls are numbered per name and phase.
     order = np.lexsort((columns.phase, columns.name))
@@ -114,8 +114,14 @@ def _timeline_from_call_args(events: ProfilerEvents, process: Process) -> tuple[
     used_tracks, track = np.unique(rows.track, return_inverse=True)
     tracks = [Track(names[row][0], names[row][2], int(threads[row]), process) for row in used_tracks.tolist()]
     columns = Slices.of(
-        start=rows.start, end=rows.end, name=rows.name, phase=rows.phase, track=track, call=rows.call, step=rows.step
-    ).take(np.lexsort((-rows.end, rows.start)))
+        start=rows.start_ns,
+        end=rows.end_ns,
+        name=rows.name,
+        phase=rows.phase,
+        track=track,
+        call=rows.call,
+        step=rows.step,
+    ).take(np.lexsort((-rows.end_ns, rows.start_ns)))
     columns = in_start_order(nest_by_time(columns))
     return Timeline(columns, rows.names, tuple(tracks), metadata={"reconstructed": True}), [CALLS]
 
@@ -394,11 +400,11 @@ def _straddling_ops(timeline: Timeline, events: ProfilerEvents) -> tuple[int, in
     """Return the number of forward operations partly in and partly outside a call, and their maximum excess in ns."""
     columns, ops = timeline.columns, events.ops
     running = innermost_spans(timeline, runs_module_code(columns))
-    thread, last = events.threads[ops.track], np.maximum(ops.end - 1, ops.start)
-    first_in, last_in = running.on_threads(thread, ops.start), running.on_threads(thread, last)
+    thread, last = events.threads[ops.track], np.maximum(ops.end_ns - 1, ops.start_ns)
+    first_in, last_in = running.on_threads(thread, ops.start_ns), running.on_threads(thread, last)
     cut_ops = np.flatnonzero(first_in != last_in)
     first_span, last_span = first_in[cut_ops], last_in[cut_ops]
-    ends_inside = (first_span >= 0) & (columns.end[first_span] < ops.end[cut_ops])
+    ends_inside = (first_span >= 0) & (columns.end[first_span] < ops.end_ns[cut_ops])
     edge = np.where(ends_inside, columns.end[first_span], columns.start[last_span])
-    excess_ns = np.minimum(np.abs(edge - ops.start[cut_ops]), np.abs(ops.end[cut_ops] - edge))
+    excess_ns = np.minimum(np.abs(edge - ops.start_ns[cut_ops]), np.abs(ops.end_ns[cut_ops] - edge))
     return len(cut_ops), int(excess_ns.max(initial=0))

@@ -113,7 +113,7 @@ def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
     steps = events.steps
     if not len(steps):
         return np.zeros(len(time), np.int64)
-    index = np.searchsorted(steps.start, time, side="right") - 1
+    index = np.searchsorted(steps.start_ns, time, side="right") - 1
     return np.where(index >= 0, steps.step[index], np.maximum(steps.step[0] - 1, 0))
 
 
@@ -124,9 +124,9 @@ def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
     if has_steps or not len(steps) or not len(columns):
         return timeline
     # A step ends at the start of the next step, and the last step at the end of its range.
-    ends = [*zip([*steps.start[1:].tolist(), int(steps.end.max())], steps.step.tolist(), strict=True)]
-    if steps.step[0] > 0 and columns.start[0] < steps.start[0]:
-        ends.insert(0, (int(steps.start[0]), int(steps.step[0]) - 1))
+    ends = [*zip([*steps.start_ns[1:].tolist(), int(steps.end_ns.max())], steps.step.tolist(), strict=True)]
+    if steps.step[0] > 0 and columns.start[0] < steps.start_ns[0]:
+        ends.insert(0, (int(steps.start_ns[0]), int(steps.step[0]) - 1))
     marks = [Mark.of_step(time, step) for time, step in ends]
     return replace(
         timeline,

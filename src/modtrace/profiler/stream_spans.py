@@ -52,8 +52,8 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
     rows: list[tuple[int, ...]] = []
     for track in np.unique(work.track[owners.span >= 0]).tolist():
         pieces = np.flatnonzero(work.track == track)
-        pieces = pieces[np.argsort(work.start[pieces], kind="stable")]
-        starts = work.start[pieces]
+        pieces = pieces[np.argsort(work.start_ns[pieces], kind="stable")]
+        starts = work.start_ns[pieces]
         stack: list[int] = []
         spans = spans_from_intervals(_intervals(paths, events, owners, pieces))
         edges = np.searchsorted(starts, [(span.start, span.end) for span in spans]).tolist()
@@ -93,8 +93,8 @@ def _intervals(
     owner_columns = np.array([owners.span, owners.reason, owners.collective, owners.replay])[:, pieces]
     # Successive pieces of one call are one interval; each collective is an interval of its own.
     starts = np.flatnonzero(np.append(True, np.diff(owner_columns).any(axis=0)) | (owner_columns[2] >= 0))
-    first, ends = pieces[starts], np.maximum.reduceat(events.work.end[pieces], starts)
-    rows = np.array([first, events.work.start[first], ends, *owner_columns[:, starts]]).T.tolist()
+    first, ends = pieces[starts], np.maximum.reduceat(events.work.end_ns[pieces], starts)
+    rows = np.array([first, events.work.start_ns[first], ends, *owner_columns[:, starts]]).T.tolist()
     for piece, start, end, span, reason, collective, replay in rows:
         path = paths.path_of(span, replay) if span >= 0 else (paths.add_key(_NO_MODULE, reason),)
         if collective >= 0:

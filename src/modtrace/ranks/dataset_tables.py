@@ -52,14 +52,7 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-_COLUMN_OF = {
-    "self_time": "self_ns",
-    "place": "range",
-    "nbytes": "bytes",
-    "retained": "retained_bytes",
-    "peak": "peak_bytes",
-    **{time: f"{time}_ns" for time in ("start", "duration", "end", "done")},
-}
+_COLUMN_OF = {"place": "range", "nbytes": "bytes"}
 """Field -> column, if their names differ."""
 _SMALL_FIELDS = ("track", "depth")
 """Fields that are stored with 16 bits."""
@@ -216,7 +209,7 @@ class DatasetTables(RankTables):
             raise ModtraceError(f"{self.location}: cannot be read: {error}; delete it and pack again") from error
 
 
-_MOMENT_FIELDS = ("start", "end", "done")
+_MOMENT_FIELDS = ("start_ns", "end_ns", "done_ns")
 """Fields that are moments, not durations."""
 
 
@@ -239,8 +232,7 @@ def query(dataset: Location, sql: str, steps: tuple[int, int] | None = None) -> 
             for fragment in files.get_fragments():
                 fragment.ensure_complete_metadata()  # so that a damaged file is not reported as an error of the SQL
             connection.register(f"{table} files", files)
-            moved_columns = [_COLUMN_OF[field] for field in _MOMENT_FIELDS if tables.time.is_moved]
-            times = [column for column in moved_columns if column in files.schema.names]
+            times = [name for name in _MOMENT_FIELDS if tables.time.is_moved and name in files.schema.names]
             replacements = ", ".join(f"job_time(rank, {name}) AS {name}" for name in times)
             columns = f"* REPLACE ({replacements})" if times else "*"
             # Only our names of tables and columns, and numbers, are inserted into the SQL.

@@ -50,13 +50,13 @@ class SpanTable(NamedTuple):
     phase: Int8Array  # index into `timeline.PHASES`
     name: Int32Array  # index into `names`
     call: Int64Array  # number of the call among the module's calls
-    start: Int64Array  # Unix ns
-    duration: Int64Array  # ns
-    self_time: Int64Array  # ns outside its inner spans
+    start_ns: Int64Array  # Unix time
+    duration_ns: Int64Array
+    self_ns: Int64Array  # time outside its inner spans
     depth: Int32Array  # number of spans around it on its track
     flops: Int64Array  # operations of the operators in the span; -1 if not counted
-    retained: Int64Array  # bytes of tensors at its end less those at its start; 0 if memory was not recorded
-    peak: Int64Array  # maximum bytes of tensors inside less those at its start; -1 if memory was not recorded
+    retained_bytes: Int64Array  # of tensors at its end less those at its start; 0 if memory was not recorded
+    peak_bytes: Int64Array  # maximum of tensors inside less those at its start; -1 if memory was not recorded
 
 
 class CollectiveTable(NamedTuple):
@@ -71,9 +71,9 @@ class CollectiveTable(NamedTuple):
     peer: Int32Array  # index in the group of the rank at the other end of a message, or -1
     kind: Int8Array  # index into `ROW_KINDS`
     counter: Int64Array  # number of the collective in its group, or -1
-    start: Int64Array  # Unix ns
-    end: Int64Array  # Unix ns
-    done: Int64Array  # Unix ns at which the collective was complete; -1 if unknown
+    start_ns: Int64Array  # Unix time
+    end_ns: Int64Array  # Unix time
+    done_ns: Int64Array  # Unix time at which the collective was complete; -1 if unknown
     nbytes: Int64Array
 
 
@@ -86,7 +86,7 @@ class StepTable(NamedTuple):
 
     rank: Int32Array
     step: Int32Array
-    end: Int64Array  # Unix ns
+    end_ns: Int64Array  # Unix time
 
 
 class RangeTable(NamedTuple):
@@ -97,8 +97,8 @@ class RangeTable(NamedTuple):
     step: Int32Array
     place: Int32Array
     category: Int8Array  # index into `CATEGORIES`
-    start: Int64Array  # Unix ns
-    end: Int64Array  # Unix ns
+    start_ns: Int64Array  # Unix time
+    end_ns: Int64Array  # Unix time
     # True if it overlaps no module and no outer range of this kind, or has one of `EXCLUSIVE_CATEGORIES` and its thread
     # runs modules. Slow ranks are found by these ranges.
     apart: BoolArray
@@ -149,13 +149,13 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
         phase=columns.phase,
         name=columns.name,
         call=columns.call,
-        start=columns.start,
-        duration=columns.end - columns.start,
-        self_time=self_times(timeline.columns)[on_thread],
+        start_ns=columns.start,
+        duration_ns=columns.end - columns.start,
+        self_ns=self_times(timeline.columns)[on_thread],
         depth=columns.depth,
         flops=columns.arg(Arg.FLOPS).dense(len(columns), UNKNOWN_FLOPS),
-        retained=np.zeros(len(columns), np.int64) if memory is None else memory.retained[on_thread],
-        peak=np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[on_thread],
+        retained_bytes=np.zeros(len(columns), np.int64) if memory is None else memory.retained[on_thread],
+        peak_bytes=np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[on_thread],
     )
 
 
@@ -168,7 +168,7 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
     operators, operator = number_distinct([*(name.operator for name in table.names), ""])
     groups, group = number_distinct([*(texts.get(name.group, name.group) for name in table.names), ""])
     peer = np.array([name.peer for name in table.names] + [-1], np.int32)
-    count, inferred_count = len(table), len(inferred.start)
+    count, inferred_count = len(table), len(inferred.start_ns)
 
     def join(recorded: Int64Array, inferred_values: Int64Array) -> Int64Array:
         return np.concatenate([recorded, inferred_values]).astype(np.int64)
@@ -177,7 +177,7 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
     # A thread waits for a device only until the work is queued, not for other ranks.
     counter = np.where(table.is_wait & table.on_device, -1, table.counter)
     name = join(table.name.astype(np.int64), unknown)
-    start = join(table.start, inferred.start)
+    start = join(table.start, inferred.start_ns)
     order = np.argsort(start, kind="stable")
     kind = join(np.where(table.is_wait, WAIT, CALL), np.full(inferred_count, INFERRED_WAIT))
     return CollectiveTable(
@@ -190,9 +190,9 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
         peer=peer[name][order],
         kind=kind.astype(np.int8)[order],
         counter=join(counter, unknown)[order],
-        start=start[order],
-        end=join(table.end, inferred.end)[order],
-        done=join(np.where(table.on_device, -1, table.done), unknown)[order],
+        start_ns=start[order],
+        end_ns=join(table.end, inferred.end_ns)[order],
+        done_ns=join(np.where(table.on_device, -1, table.done), unknown)[order],
         nbytes=join(table.nbytes, np.zeros(inferred_count, np.int64))[order],
     )
 
@@ -227,8 +227,8 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
         rank=np.full(len(rows), rank, np.int32),
         step=slices.step[rows].astype(np.int32),
         place=place.astype(np.int32),
-        start=slices.start[rows],
-        end=slices.end[rows],
+        start_ns=slices.start[rows],
+        end_ns=slices.end[rows],
         category=np.array([CATEGORIES.index(name.category) for name in names], np.int8),
         apart=apart,
     )

@@ -46,9 +46,9 @@ class SyncPoints(NamedTuple):
     row: Int64Array  # index of the call among the collectives
     group: Int64Array
     counter: Int64Array  # number of the collective in its group
-    start: Int64Array  # ns of the call
-    # ns of its completion, or of the end of the first wait for it; -1 if unknown, such as for a device's collectives
-    released: Int64Array
+    start_ns: Int64Array  # time of the call
+    # Time of its completion, or of the end of the first wait for it; -1 if unknown, such as for a device's collectives
+    released_ns: Int64Array
 
 
 def synchronizing(operators: Iterable[str]) -> BoolArray:
@@ -101,8 +101,8 @@ def _first_wait_end(
 class InferredWaits(NamedTuple):
     """Waits of one rank; arrays of equal length."""
 
-    start: Int64Array  # ns
-    end: Int64Array  # ns
+    start_ns: Int64Array
+    end_ns: Int64Array
     step: Int64Array  # number of the step
 
 
@@ -115,7 +115,7 @@ def inferred_waits(timeline: Timeline) -> InferredWaits:
     waits = collectives.is_wait & (collectives.counter >= 0)
     key = call_keys(collectives.name, collectives.counter)
     has_no_wait &= ~np.isin(key[points.row], key[waits])
-    row, done = points.row[has_no_wait], points.released[has_no_wait]
+    row, done = points.row[has_no_wait], points.released_ns[has_no_wait]
     if not len(row):
         return InferredWaits(*(np.empty(0, np.int64) for _ in range(3)))
     start, end = _sections(timeline)
@@ -240,8 +240,8 @@ def _calls_of(
     """
     parts = [np.empty((4, 0), np.int64)]
     for points, to_job in ranks:
-        is_released = points.released >= 0
-        start, released = points.start[is_released], points.released[is_released]
+        is_released = points.released_ns >= 0
+        start, released = points.start_ns[is_released], points.released_ns[is_released]
         start_offset, release_offset = to_job(start), to_job(released)
         bound = np.maximum(start_offset.bound_ns, release_offset.bound_ns)
         job_times = [start + start_offset.offset_ns, released + release_offset.offset_ns]
@@ -259,13 +259,13 @@ def _calls_of(
 
 def _readings(points: SyncPoints, known_calls: tuple[Int64Array, ...], numbers: dict[GroupKey, int]) -> list[Reading]:
     key, last_start, first_release, release = known_calls
-    released_rows = np.flatnonzero(points.released >= 0)
+    released_rows = np.flatnonzero(points.released_ns >= 0)
     _, position, call = np.intersect1d(key, _keys(points, numbers)[released_rows], return_indices=True)
     if not len(call):
         return []
-    start = points.start[released_rows[call]]
+    start = points.start_ns[released_rows[call]]
     order = np.argsort(start, kind="stable")
-    position, start, released = position[order], start[order], points.released[released_rows[call]][order]
+    position, start, released = position[order], start[order], points.released_ns[released_rows[call]][order]
     low, high = last_start[position] - released, first_release[position] - start
     return readings_of_ranges(start, low, high, release[position] - released)
 

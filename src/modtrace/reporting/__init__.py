@@ -72,7 +72,7 @@ class ProfileSource:
         self._folder, self._kind = folder, kind
         self._clean = clean_profile(path, folder / "clean.json", names)
         self.timeline = _without_notes(read_timeline(self._clean.path))
-        self.count = len(self._clean.times)
+        self.count = len(self._clean.start_us)
         self.notes = list(self._clean.notes)
 
     def part(self, max_items: int) -> TracePart:
@@ -93,13 +93,13 @@ class ProfileSource:
 
     def _slowest_steps(self, max_events: int) -> tuple[list[tuple[float, float]], str] | None:
         """Return windows of time around the slowest steps, and their description; None if not even one step fits."""
-        steps = self._clean.steps
+        steps = self._clean.step_start_us
         if len(steps) < 2:
             return None
         # The time between the end of a step and the start of the next belongs to the first.
         ends = np.append(steps[1:], np.inf)
-        counts = np.searchsorted(self._clean.times, ends) - np.searchsorted(self._clean.times, steps)
-        slowest = choose_slowest(self._clean.step_durations, counts, max_events)
+        counts = np.searchsorted(self._clean.start_us, ends) - np.searchsorted(self._clean.start_us, steps)
+        slowest = choose_slowest(self._clean.step_duration_us, counts, max_events)
         if not len(slowest):
             return None
         subject = "slowest step" if len(slowest) == 1 else f"{len(slowest)} slowest steps"
@@ -107,7 +107,7 @@ class ProfileSource:
         return windows, f"the profiler's {subject} of {len(steps)}"
 
     def _last_events(self, max_events: int) -> tuple[list[tuple[float, float]], str]:
-        times, end = self._clean.times, self._clean.end
+        times, end = self._clean.start_us, self._clean.end_us
         start = float(times[-max_events])
         part_ms, total_ms = (end - start) / 1e3, (end - times[0]) / 1e3
         return [(start, float("inf"))], f"the last {part_ms:,.3f} ms of {total_ms:,.3f} ms"

@@ -234,13 +234,13 @@ class CleanProfile:
     """The clean copy of a profiler's trace; its times start near `REPORT_START_NS`."""
 
     path: Path  # the copy, in JSON
-    base: int  # Unix ns from which times count
-    times: Float64Array  # float64[events], starts of events in µs from the base, ascending
-    steps: Float64Array  # float64[steps], starts of steps in µs from the base, ascending
-    step_durations: Float64Array  # float64[steps], durations in µs
-    end: float  # end of the last event in µs from the base
+    base_ns: int  # Unix ns from which times count
+    start_us: Float64Array  # float64[events], starts of events in µs from the base, ascending
+    step_start_us: Float64Array  # float64[steps], starts of steps in µs from the base, ascending
+    step_duration_us: Float64Array  # float64[steps], durations in µs
+    end_us: float  # end of the last event in µs from the base
     # float64[lines], µs from the base: a line belongs to the window around this time; NaN: to all windows.
-    window_time: Float64Array
+    window_time_us: Float64Array
     notes: list[str]  # notes on events left out
 
 
@@ -272,7 +272,7 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -
 def _times(
     table: EventTable, rows: Int64Array, shift: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, float, Float64Array]:
-    """Return the fields of a `CleanProfile` from `times` to `window_time`, for `rows` moved back by `shift` µs."""
+    """Return the times of a `CleanProfile` in its order, for `rows` moved back by `shift` µs."""
     time, phase = table.start - shift, table.phase
     duration = np.where(phase == SLICE, table.duration, 0)
     is_step = [kind == "user_annotation" and str(name).startswith(STEP) for kind, name in table.kinds]
@@ -289,7 +289,7 @@ def _times(
 def cut_profile(profile: CleanProfile, out: Path, windows: Sequence[tuple[float, float]]) -> None:
     """Write the events of a clean trace that begin in one of the windows, (start, end) in µs from the base."""
     starts, ends = (np.array(bounds) for bounds in zip(*sorted(windows), strict=True))
-    time = profile.window_time
+    time = profile.window_time_us
     window = np.searchsorted(starts, time, side="right") - 1
     in_window = iter((np.isnan(time) | (window >= 0) & (time < ends[window])).tolist())
     with TraceFile(profile.path) as source, out.open("wb") as file:

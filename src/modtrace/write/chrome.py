@@ -412,7 +412,7 @@ class ChromeTimeline:
         for step_part in self.parts:
             event = {"ph": "C", "pid": pid, "cat": PARTS_CATEGORY, "name": escaped(step_part.name)}
             head = orjson.dumps(event)[:-1] + b',"args":{"%b":' % COUNTER_UNIT.encode()
-            for time, ns in zip(step_part.time.tolist(), step_part.ns.tolist(), strict=True):
+            for time, ns in zip(step_part.time_ns.tolist(), step_part.ns.tolist(), strict=True):
                 yield head + b'%b},"ts":%b}' % (orjson.dumps(ns / 1e6), microseconds_text(time - self.base))
 
 

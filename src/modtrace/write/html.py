@@ -127,8 +127,8 @@ def _step_parts(parts: PartTable, base: int, arrays: "_Arrays") -> dict[str, obj
         "parts": [*zip(parts.parts, parts.share, strict=True)],
         "names": parts.names,
         "causes": parts.causes,
-        "start": arrays.add(parts.start - base, "f64"),
-        "duration": arrays.add(parts.end - parts.start, "f64"),
+        "start": arrays.add(parts.start_ns - base, "f64"),
+        "duration": arrays.add(parts.end_ns - parts.start_ns, "f64"),
         "whole": arrays.add(parts.is_whole, "u8"),
         "ns": arrays.add(parts.ns.ravel(), "f64"),
     }

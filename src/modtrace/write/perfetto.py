@@ -106,7 +106,7 @@ class PerfettoWriter:
         for packets in _moments(moments, tracks.uuid("marks"), self._sequences["marks"], _marks(timeline.marks)):
             yield 0, packets
         counters = [(counter.time, _integers(counter.value)) for counter in timeline.counters]
-        counters += [(counter.time, _doubles(counter.ns / 1e6)) for counter in step_parts or ()]
+        counters += [(counter.time_ns, _doubles(counter.ns / 1e6)) for counter in step_parts or ()]
         for index, (time, events) in enumerate(counters):
             for packets in _moments(time, tracks.uuid("counter", index), self._sequences["counter", index], events):
                 yield 0, packets

@@ -35,8 +35,8 @@ class PartTable(NamedTuple):
     share: Sequence[float]  # fraction of each part of the time of complete steps
     names: Sequence[str]  # names of the steps (`step 3`, `generate 3`)
     causes: Sequence[str | None]  # cause of a slow step, in one sentence; None for other steps
-    start: Int64Array  # int64[steps], Unix nanoseconds
-    end: Int64Array  # int64[steps], Unix nanoseconds
+    start_ns: Int64Array  # int64[steps], Unix time
+    end_ns: Int64Array  # int64[steps], Unix time
     is_whole: BoolArray  # bool[steps], False if a step's start was overwritten or its end not marked
     ns: Int64Array  # int64[steps, parts]
 
@@ -45,8 +45,8 @@ class PartCounter(NamedTuple):
     """The time of each step in one part, as a counter whose value is constant during a step."""
 
     name: str  # `step: data loading`
-    # int64[n], Unix nanoseconds: the start of each step, and the end of a step before a gap
-    time: Int64Array
+    # int64[n], Unix time: the start of each step, and the end of a step before a gap
+    time_ns: Int64Array
     ns: Int64Array  # int64[n], nanoseconds
 
 

@@ -97,13 +97,13 @@ class LikeModuleTimes(NamedTuple):
     fqn: Int64Array  # index into `fqns`
     phase: Int64Array  # index into `timeline.PHASES`
     self_ns: Int64Array
-    excess: Int64Array  # `self_ns` minus the slowest like module on other ranks; 0 if there is none
-    noise: Float64Array  # standard deviation of the self times of like modules over the steps, ns
+    excess_ns: Int64Array  # `self_ns` minus the slowest like module on other ranks; 0 if there is none
+    noise_ns: Float64Array  # standard deviation of the self times of like modules over the steps
 
     def module_excess(self, row: int) -> ModuleExcess:
         """Return the `ModuleExcess` of a row, for a finding."""
         return ModuleExcess(
-            self.fqns[self.fqn[row]], PHASES[self.phase[row]], int(self.excess[row]), int(self.self_ns[row])
+            self.fqns[self.fqn[row]], PHASES[self.phase[row]], int(self.excess_ns[row]), int(self.self_ns[row])
         )
 
 
@@ -171,7 +171,7 @@ def late_senders(
     parts = (ranks[start : start + _CHUNK] for start in range(0, len(ranks), _CHUNK))
     chunks = (tables.read(SpanTable, first, last, part) for part in parts)
     times = like_module_times(chunks, own_time)
-    is_counted = times.excess > np.maximum(COUNTED_NOISES * times.noise, 0)
+    is_counted = times.excess_ns > np.maximum(COUNTED_NOISES * times.noise_ns, 0)
     # The variation of a rank without step numbers is unknown.
     is_counted &= counts_steps(times.rank, times.step)
     totals = _totals_beyond_noise(times, is_counted)
@@ -197,14 +197,14 @@ def late_senders(
         ]
         if not late_ranks:
             rank = min(rank for rank, late_step in lateness_of if late_step == step)
-            return StepFinding(step, "even", rank), np.zeros(len(events.time), np.int64)
+            return StepFinding(step, "even", rank), np.zeros(len(events.time_ns), np.int64)
         rank = max(late_ranks, key=lambda late_rank: saved[late_rank][step])
         total, limit = totals[rank, step]
         lateness, peer = lateness_of[rank, step]
         bound = bounds.largest_bound(rank, np.array([peer]))
         verdict: Verdict = "late" if lateness > bound else "cannot tell"
         rows = np.flatnonzero(is_counted & (times.rank == rank) & (times.step == step))
-        rows = rows[np.argsort(-times.excess[rows], kind="stable")][:MODULES_PER_STEP]
+        rows = rows[np.argsort(-times.excess_ns[rows], kind="stable")][:MODULES_PER_STEP]
         modules = tuple(map(times.module_excess, rows.tolist())) if verdict == "late" else ()
         finding = StepFinding(step, verdict, rank, total, saved[rank][step], lateness, bound, limit, modules)
         return finding, cuts[rank]
@@ -222,11 +222,11 @@ def _totals_beyond_noise(times: LikeModuleTimes, counted: BoolArray) -> dict[tup
         np.add.at(sums, (rank_index, step_index), np.where(counted, values, 0))
         return sums
 
-    sums = sum_counted(times.excess)
+    sums = sum_counted(times.excess_ns)
     # With many modules, a few are always slow by chance; this differs between ranks.
     rank_medians = np.sort(np.median(sums, axis=1)) if sums.size else np.zeros(1)
     typical = rank_medians[(len(rank_medians) - 1) // 2]
-    limits = np.maximum(noise_limit(sum_counted(times.noise**2), np.bincount(step_index)), MIN_NOISES * typical)
+    limits = np.maximum(noise_limit(sum_counted(times.noise_ns**2), np.bincount(step_index)), MIN_NOISES * typical)
     return {
         (int(ranks[rank]), int(steps[step])): (int(sums[rank, step]), round(limits[rank, step]))
         for rank, step in np.argwhere(sums > limits).tolist()
@@ -240,16 +240,16 @@ def _cut_of_modules(
     rank = int(times.rank[rows[0]])
     segments = segments_of(spans, own_time, rank)
     inside = slice(*np.searchsorted(events.rank, [rank, rank + 1]).tolist())
-    event = np.searchsorted(events.axis_ns[inside], segments.end)
+    event = np.searchsorted(events.axis_ns[inside], segments.end_ns)
     count = inside.stop - inside.start
     step, fqn = spans.step[segments.owner], np.array([name.fqn for name in spans.names], object)
     name, phase = np.divmod(segments.key, len(PHASES))
-    cut_ns = np.zeros(len(events.time), np.int64)
+    cut_ns = np.zeros(len(events.time_ns), np.int64)
     for row in rows.tolist():
         in_module = (step == times.step[row]) & (phase == times.phase[row]) & (event < count)
         in_module[in_module] = fqn[name[in_module]] == times.fqns[times.fqn[row]]
         weights = np.bincount(event[in_module], segments.own_ns[in_module].astype(np.float64), count).astype(np.float64)
-        shorten(cut_ns, events, inside, weights, int(times.excess[row]))
+        shorten(cut_ns, events, inside, weights, int(times.excess_ns[row]))
     return cut_ns
 
 
@@ -263,10 +263,10 @@ def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int
     is_receiver = (table.rank == receiver).astype(np.int64)
     wait_start = np.full((int(key.max()) + 1, 2), INT64_MAX)
     waits, calls = (np.flatnonzero(is_message & (table.kind == kind)) for kind in (WAIT, CALL))
-    np.minimum.at(wait_start, (key[waits], is_receiver[waits]), table.start[waits])
+    np.minimum.at(wait_start, (key[waits], is_receiver[waits]), table.start_ns[waits])
     peer_wait_start = wait_start[key[calls], 1 - is_receiver[calls]]
     is_known = peer_wait_start < INT64_MAX
-    lateness = np.where(is_known, table.start[calls] - np.where(is_known, peer_wait_start, 0), INT64_MIN)
+    lateness = np.where(is_known, table.start_ns[calls] - np.where(is_known, peer_wait_start, 0), INT64_MIN)
     peer = np.where(is_receiver == 1, sender, receiver)[calls]
     order = np.argsort(lateness, kind="stable")
     columns = table.rank[calls], table.step[calls], lateness, peer
@@ -302,7 +302,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     }
     events = rank_events(table, own_time)
     replay = Replay(events)
-    cuts = defaultdict[int, Int64Array](lambda: np.zeros(len(events.time), np.int64))
+    cuts = defaultdict[int, Int64Array](lambda: np.zeros(len(events.time_ns), np.int64))
     for late_step in step_findings:
         if late_step.finding.verdict == "late":
             cut_ns = without_excess(events, arrivals, late_step.slower.tolist())
@@ -325,7 +325,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     if len(cuts) > 1:
         saved_ns = sum(replay.saved_by_step(np.sum(list(cuts.values()), axis=0)).values())
     ranks = events.rank[group_starts(events.rank)]
-    waits = (table.kind == WAIT) & (table.counter >= 0) | (table.kind == INFERRED_WAIT) | (table.done >= 0)
+    waits = (table.kind == WAIT) & (table.counter >= 0) | (table.kind == INFERRED_WAIT) | (table.done_ns >= 0)
     return PartOfRun(steps, ranks, _lateness(arrivals, steps, ranks), saved_by_rank, saved_ns, bool(waits.any()))
 
 
@@ -339,7 +339,7 @@ def _lateness(arrivals: Arrivals, steps: Sequence[StepFinding], ranks: Int64Arra
     lateness = np.full((len(ranks), len(numbers)), np.nan, np.float32)
     is_counted = np.isin(arrivals.step, numbers)
     cells = np.searchsorted(ranks, arrivals.rank[is_counted]), np.searchsorted(numbers, arrivals.step[is_counted])
-    np.fmax.at(lateness, cells, arrivals.lateness[is_counted].astype(np.float32))
+    np.fmax.at(lateness, cells, arrivals.lateness_ns[is_counted].astype(np.float32))
     for column, step in enumerate(steps):
         if step.verdict == "late" and np.isnan(lateness[:, column]).all():
             lateness[np.searchsorted(ranks, step.rank), column] = step.lateness_ns
@@ -375,7 +375,7 @@ def _modules_of(
 def step_durations(table: StepTable) -> dict[int, int]:
     """Return the median duration of each step over the ranks, ns."""
     order = np.lexsort((table.step, table.rank))
-    rank, step, end = table.rank[order], table.step[order], table.end[order]
+    rank, step, end = table.rank[order], table.step[order], table.end_ns[order]
     follows = (np.diff(rank) == 0) & (np.diff(step) == 1)
     step = step[1:][follows]
     medians = medians_within(np.diff(end)[follows], step)

@@ -39,13 +39,13 @@ class OwnTime:
 
     def __init__(self, table: CollectiveTable) -> None:
         self.ranks = np.unique(table.rank).astype(np.int64)  # int64, the ranks, ascending
-        first, last = (int(table.start.min()), int(table.end.max())) if len(table.start) else (0, 0)
+        first, last = (int(table.start_ns.min()), int(table.end_ns.max())) if len(table.start_ns) else (0, 0)
         # The axis includes moments before the first call, such as the start of a span around it.
         self._length = 4 * (last - first + 1)
         self._zero = first - (last - first + 1)
-        blocks = (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end)
-        start = self.on_axis(table.rank[blocks], table.start[blocks])
-        self._waits = union_of(start, self.on_axis(table.rank[blocks], table.end[blocks]))
+        blocks = (table.kind != CALL) | (table.done_ns >= 0) & (table.done_ns <= table.end_ns)
+        start = self.on_axis(table.rank[blocks], table.start_ns[blocks])
+        self._waits = union_of(start, self.on_axis(table.rank[blocks], table.end_ns[blocks]))
 
     def on_axis(self, rank: Int64Array, time: Int64Array) -> Int64Array:
         """Return the times of ranks as ns on the axis, which orders them by rank, then by time."""
@@ -79,19 +79,19 @@ class Segments(NamedTuple):
 
     owner: Int64Array  # index of the span in its table
     key: Int64Array  # name × len(PHASES) + phase
-    start: Int64Array  # ns on the axis of `OwnTime`
-    end: Int64Array
-    own_ns: Int64Array  # own time between `start` and `end`
+    start_ns: Int64Array  # on the axis of `OwnTime`
+    end_ns: Int64Array
+    own_ns: Int64Array  # own time between `start_ns` and `end_ns`
 
 
 def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
     """Return the segments of a rank."""
-    count = len(spans.start)
+    count = len(spans.start_ns)
     if not count:
         return Segments(*np.empty((5, 0), np.int64))
     parent = find_parents(spans.track, spans.depth)
     track = np.concatenate([spans.track, spans.track])
-    time = np.concatenate([spans.start, spans.start + spans.duration])
+    time = np.concatenate([spans.start_ns, spans.start_ns + spans.duration_ns])
     is_end = np.repeat([False, True], count)
     depth = np.concatenate([spans.depth, spans.depth])
     # At one moment ends come before starts; inner spans end first, outer spans start first.
@@ -187,8 +187,8 @@ class Arrivals(NamedTuple):
     axis_ns: Int64Array  # time of the call on the axis of `OwnTime`
     previous_axis_ns: Int64Array  # `axis_ns` of the same rank's previous call; -1 if there is none
     own_ns: Int64Array  # own time between these two calls; -1 if there is no previous call
-    excess: Int64Array  # `own_ns` minus the median of the other ranks; 0 if unknown
-    lateness: Int64Array  # ns between the median of the other ranks' calls and this call
+    excess_ns: Int64Array  # `own_ns` minus the median of the other ranks; 0 if unknown
+    lateness_ns: Int64Array  # time between the median of the other ranks' calls and this call
     is_last: BoolArray  # True for the last call of its collective
 
 
@@ -196,7 +196,7 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     """Return the arrivals of all ranks."""
     synchronizes = synchronizing(table.operators)[table.operator]
     rows = np.flatnonzero((table.kind == CALL) & (table.counter >= 0) & synchronizes)
-    axis_ns = own_time.on_axis(table.rank[rows].astype(np.int64), table.start[rows])
+    axis_ns = own_time.on_axis(table.rank[rows].astype(np.int64), table.start_ns[rows])
     order = np.argsort(axis_ns, kind="stable")
     rows, axis_ns = rows[order], axis_ns[order]
     rank, step = table.rank[rows].astype(np.int64), table.step[rows].astype(np.int64)
@@ -207,7 +207,7 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     position = count_in_run(rank, step)
     key = call_keys(table.group[rows], table.counter[rows])
     _, collective, count = np.unique(key, return_inverse=True, return_counts=True)
-    time = table.start[rows]
+    time = table.start_ns[rows]
     shared_rows = np.flatnonzero(count[collective] > 1)
     shared_rows = shared_rows[np.lexsort((time[shared_rows], collective[shared_rows]))]
     rank, step, position, axis_ns, previous_axis_ns, own_ns, collective, time = (
@@ -270,8 +270,8 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     noise = _noise(arrivals)
     is_steady, min_excess, median_own_ns = _steady_excess(arrivals, noise)
     # Only the last rank keeps others waiting, and no longer than its maximum lateness.
-    max_lateness = arrivals.lateness + bounds.within_groups(arrivals.rank, arrivals.collective)
-    cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(max_lateness, 0)), 0)
+    max_lateness = arrivals.lateness_ns + bounds.within_groups(arrivals.rank, arrivals.collective)
+    cost = np.where(arrivals.is_last, np.clip(arrivals.excess_ns, 0, np.maximum(max_lateness, 0)), 0)
     # Usual variation is not charged to a rank: it would add up over many collectives.
     cost = np.where(cost > min_excess, cost, 0)
     in_order = []
@@ -287,8 +287,8 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         steady_rows = costly[is_steady[costly]]
         if cost[steady_rows].sum() > _STEADY_OWN * median_own_ns:
             limit = min(limit, float(np.sqrt(np.sum(min_excess[steady_rows] ** 2))))
-        worst_row = int(counted_rows[np.argmax(arrivals.lateness[counted_rows])])
-        lateness = int(arrivals.lateness[worst_row])
+        worst_row = int(counted_rows[np.argmax(arrivals.lateness_ns[counted_rows])])
+        lateness = int(arrivals.lateness_ns[worst_row])
         # The second to last and the median rank are uncertain, so the largest bound of all ranks counts.
         in_collective = slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst_row] + np.arange(2)))
         bound = bounds.largest_bound(rank, arrivals.rank[in_collective])
@@ -296,7 +296,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         step = int(arrivals.step[rows[0]])
         noise_ns = round(limit)
         finding = StepFinding(step, verdict, rank, total_ns, lateness_ns=lateness, bound_ns=bound, noise_ns=noise_ns)
-        slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > min_excess[rows])]
+        slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess_ns[rows] > min_excess[rows])]
         in_order.append(LateStep(finding, costly, slower))
     return in_order
 
@@ -308,7 +308,7 @@ def _noise(arrivals: Arrivals) -> Float64Array:
     of two ranks varies, the excess of both does. So the noise is at most what the own time of the median rank suggests.
     """
     position, rank = arrivals.position, arrivals.rank
-    position_noise = medians_within(_deviation_from_rank_median(arrivals, arrivals.excess), position)
+    position_noise = medians_within(_deviation_from_rank_median(arrivals, arrivals.excess_ns), position)
     rank_noise = medians_within(_deviation_from_rank_median(arrivals, arrivals.own_ns), rank, position)
     # One row per rank and position, by increasing variation.
     order = np.lexsort((rank, rank_noise, position))
@@ -334,7 +334,7 @@ def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, 
     steps, min_excess = np.bincount(position_of_row, is_known), COUNTED_NOISES * noise
 
     def has_excess(ns: Float64Array | float, min_steps: int) -> BoolArray:
-        counts = np.bincount(position_of_row, is_known & (arrivals.excess > ns))
+        counts = np.bincount(position_of_row, is_known & (arrivals.excess_ns > ns))
         return ((steps >= min_steps) & (counts >= _STEADY_SHARE * steps))[position_of_row]
 
     is_steady = has_excess(min_excess, _STEADY_STEPS)
@@ -422,8 +422,8 @@ def _layers(
     remaining_time, first_range = own_time.for_rank(rank), int(number_of.max(initial=-1)) + 1
     segments = segments_of(take(spans, spans.rank == rank), remaining_time, rank)
     in_range = take(ranges, ranges.rank == rank)
-    rank_of_range = np.full(len(in_range.start), rank, np.int64)
-    starts, ends = own_time.on_axis(rank_of_range, in_range.start), own_time.on_axis(rank_of_range, in_range.end)
+    rank_of_range = np.full(len(in_range.start_ns), rank, np.int64)
+    starts, ends = own_time.on_axis(rank_of_range, in_range.start_ns), own_time.on_axis(rank_of_range, in_range.end_ns)
     is_outside = np.ones(len(rank_of_range), np.bool_)
     for category in EXCLUSIVE_CATEGORIES:
         if (text := RangeName("", category).place) in ranges.places:
@@ -435,7 +435,7 @@ def _layers(
     key: Int64Array = np.append(number_of[segments.key], first_range + in_range.place[is_outside])
     yield (
         key,
-        TimeIntervals(np.append(segments.start, starts[is_outside]), np.append(segments.end, ends[is_outside])),
+        TimeIntervals(np.append(segments.start_ns, starts[is_outside]), np.append(segments.end_ns, ends[is_outside])),
         remaining_time,
     )
 

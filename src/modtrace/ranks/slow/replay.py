@@ -28,7 +28,7 @@ class RankEvents(NamedTuple):
     rank: Int64Array
     step: Int64Array
     axis_ns: Int64Array  # time on the axis of `OwnTime`
-    time: Int64Array  # Unix ns
+    time_ns: Int64Array  # Unix time
     key: Int64Array  # number of its collective or message, from 0; -1 if unknown
     is_call: BoolArray  # True for a call, False for the end of a wait
     own_ns: Int64Array  # own time of the rank since its previous event; 0 for the first event
@@ -42,8 +42,8 @@ class _Rows(NamedTuple):
     """Events before they are sorted; arrays of equal length."""
 
     row: Int64Array  # index into the table of collectives
-    time: Int64Array  # Unix ns
-    done: Int64Array  # Unix ns at which its collective or message was complete; -1 if unknown
+    time_ns: Int64Array  # Unix time
+    done_ns: Int64Array  # Unix time at which its collective or message was complete; -1 if unknown
     is_call: BoolArray
 
 
@@ -51,10 +51,10 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
     """Return the events of all ranks."""
     keys = shared_keys(table)
     rows = _event_rows(table, keys, own_time)
-    axis_ns = own_time.on_axis(table.rank[rows.row].astype(np.int64), rows.time)
+    axis_ns = own_time.on_axis(table.rank[rows.row].astype(np.int64), rows.time_ns)
     # If both happen at one moment, the end of a wait comes before a call.
     order = np.lexsort((rows.is_call, axis_ns))
-    row, time, done, axis_ns = (values[order] for values in (rows.row, rows.time, rows.done, axis_ns))
+    row, time, done, axis_ns = (values[order] for values in (rows.row, rows.time_ns, rows.done_ns, axis_ns))
     is_call = rows.is_call[order]
     rank, key = table.rank[row].astype(np.int64), keys[row]
     own_ns, elapsed_ns = np.diff(own_time.until(axis_ns), prepend=0), np.diff(time, prepend=0)
@@ -113,11 +113,11 @@ def shared_keys(table: CollectiveTable) -> Int64Array:
 
 def _event_rows(table: CollectiveTable, keys: Int64Array, own_time: OwnTime) -> _Rows:
     is_call = table.kind == CALL
-    returns_complete = is_call & (table.done >= 0) & (table.done <= table.end)
+    returns_complete = is_call & (table.done_ns >= 0) & (table.done_ns <= table.end_ns)
     parts = [
-        _rows(table.start, table.done, np.flatnonzero(is_call & (keys >= 0)), called=True),
-        _rows(table.end, table.done, np.flatnonzero(returns_complete), called=False),
-        _rows(table.end, table.done, np.flatnonzero(~is_call & (table.kind != INFERRED_WAIT)), called=False),
+        _rows(table.start_ns, table.done_ns, np.flatnonzero(is_call & (keys >= 0)), called=True),
+        _rows(table.end_ns, table.done_ns, np.flatnonzero(returns_complete), called=False),
+        _rows(table.end_ns, table.done_ns, np.flatnonzero(~is_call & (table.kind != INFERRED_WAIT)), called=False),
         _inferred_wait_rows(table, keys, returns_complete, own_time),
     ]
     return _Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
@@ -133,27 +133,27 @@ def _inferred_wait_rows(
     """Return the ends of inferred waits: one for each awaited collective, at its completion."""
     inferred = np.flatnonzero(table.kind == INFERRED_WAIT)
     is_wait = (table.kind != CALL) & (keys >= 0)
-    has_no_wait = (table.kind == CALL) & (keys >= 0) & (table.done >= 0) & ~returns_complete
+    has_no_wait = (table.kind == CALL) & (keys >= 0) & (table.done_ns >= 0) & ~returns_complete
     if np.any(is_wait):
         rank_keys = keys * (int(table.rank.max()) + 1) + table.rank
         has_no_wait &= ~np.isin(rank_keys, rank_keys[is_wait])
     calls = np.flatnonzero(has_no_wait)
     # Both are in the order of rank and time; a wait is for the calls of its rank since the rank's previous wait.
-    wait_axis_ns = own_time.on_axis(table.rank[inferred].astype(np.int64), table.end[inferred])
+    wait_axis_ns = own_time.on_axis(table.rank[inferred].astype(np.int64), table.end_ns[inferred])
     order = np.argsort(wait_axis_ns, kind="stable")
     inferred = inferred[order]
     wait = np.searchsorted(
-        wait_axis_ns[order], own_time.on_axis(table.rank[calls].astype(np.int64), table.start[calls])
+        wait_axis_ns[order], own_time.on_axis(table.rank[calls].astype(np.int64), table.start_ns[calls])
     )
     has_wait = wait < len(inferred)
     calls, wait = calls[has_wait], wait[has_wait]
     row = inferred[wait]
     in_same_step = (table.rank[row] == table.rank[calls]) & (table.step[row] == table.step[calls])
     calls, row, wait = calls[in_same_step], row[in_same_step], wait[in_same_step]
-    time = np.clip(table.done[calls], table.start[row], table.end[row])
+    time = np.clip(table.done_ns[calls], table.start_ns[row], table.end_ns[row])
     has_no_call = np.ones(len(inferred), np.bool_)
     has_no_call[wait] = False
-    waits_without_calls = _rows(table.end, table.done, inferred[has_no_call], called=False)
+    waits_without_calls = _rows(table.end_ns, table.done_ns, inferred[has_no_call], called=False)
     waits_for_calls = _Rows(calls, time, time, np.zeros(len(calls), np.bool_))
     return _Rows(*(np.concatenate(columns) for columns in zip(waits_for_calls, waits_without_calls, strict=True)))
 
@@ -166,7 +166,7 @@ class Replay:
 
     def __init__(self, events: RankEvents) -> None:
         self.events = events
-        is_first = np.zeros(len(events.time), np.bool_)
+        is_first = np.zeros(len(events.time_ns), np.bool_)
         is_first[group_starts(events.rank)] = True
         is_head = events.binds | is_first
         # First events of the sections, in which a rank runs until its next wait ends.
@@ -187,7 +187,7 @@ class Replay:
         events, head = self.events, self._head
         own_total_ns = np.cumsum(self._duration_ns - cut_ns)
         missing, last_call_ns = self._calls.copy(), np.full(len(self._calls), _BEFORE_ALL_NS)
-        start_ns = events.time[head]
+        start_ns = events.time_ns[head]
         running, waiting = self._first, np.empty(0, np.int64)
         while len(running) or len(waiting):
             called = self._call[expand_ranges(self._first_call[running], self._first_call[running + 1])[0]]
@@ -200,7 +200,7 @@ class Replay:
             ready = missing[events.key[head[waiting]]] <= 0
             if len(waiting) and not np.any(ready):
                 # If clocks are off, a wait can seem to end by a later call of its own rank.
-                ready[np.argmin(events.time[head[waiting]])] = True
+                ready[np.argmin(events.time_ns[head[waiting]])] = True
             running, waiting = waiting[ready], waiting[~ready]
             wait = head[running]
             arrival_ns = start_ns[running - 1] + own_total_ns[wait] - own_total_ns[head[running - 1]]
@@ -215,7 +215,7 @@ class Replay:
         """Return the ns by which each step would be shorter; a step ends with its last event."""
         ends, replayed = (
             np.maximum.reduceat(times[self._order], self._step_start)
-            for times in (self.events.time, self.times(cut_ns))
+            for times in (self.events.time_ns, self.times(cut_ns))
         )
         steps = self.events.step[self._order[self._step_start]]
         return dict(zip(steps.tolist(), np.diff(ends - replayed, prepend=0).tolist(), strict=True))
@@ -233,14 +233,14 @@ def without_excess(events: RankEvents, arrivals: Arrivals, rows: Sequence[int]) 
 
     Waits divide the time between two calls into parts; the excess is removed from the parts longer than on other ranks.
     """
-    cut_ns = np.zeros(len(events.time), np.int64)
+    cut_ns = np.zeros(len(events.time_ns), np.int64)
     for row in rows:
         first, last = np.searchsorted(
             events.axis_ns, [arrivals.previous_axis_ns[row], arrivals.axis_ns[row]], side="right"
         )
         inside = slice(int(first), int(last))
         excess = np.maximum(events.own_ns[inside] - _peer_median(events, arrivals, row, int(last - first)), 0)
-        shorten(cut_ns, events, inside, excess, int(arrivals.excess[row]))
+        shorten(cut_ns, events, inside, excess, int(arrivals.excess_ns[row]))
     return cut_ns
 
 

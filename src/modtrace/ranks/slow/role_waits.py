@@ -89,8 +89,8 @@ class _Waits(NamedTuple):
     """Waits of processes; arrays of equal length."""
 
     process: Int64Array  # the waiting process
-    start: Int64Array  # Unix ns
-    end: Int64Array  # Unix ns at which the awaited collective, message or result was complete
+    start_ns: Int64Array  # Unix time
+    end_ns: Int64Array  # Unix time at which the awaited collective, message or result was complete
     target: Int64Array  # the awaited process; -1 if it has to be inferred from times
 
 
@@ -104,7 +104,9 @@ class _Process(NamedTuple):
     @property
     def own_ends(self) -> Int64Array:
         """The ends of its outermost spans and of its ranges, Unix ns, ascending."""
-        return np.sort(np.append((self.spans.start + self.spans.duration)[self.spans.depth == 0], self.ranges.end))
+        return np.sort(
+            np.append((self.spans.start_ns + self.spans.duration_ns)[self.spans.depth == 0], self.ranges.end_ns)
+        )
 
 
 def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes | None:
@@ -124,7 +126,7 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
         table, base = tables.read(CollectiveTable, first - 1, last), world << RANK_BITS
         by_messages = _waits_by_messages(table)
         waits.append(by_messages._replace(process=by_messages.process | base, target=by_messages.target | base))
-        blocks = take(table, (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end))
+        blocks = take(table, (table.kind != CALL) | (table.done_ns >= 0) & (table.done_ns <= table.end_ns))
         ranges = tables.read(RangeTable, first - 1, last)
         is_wait = np.array([place.startswith(_WAIT_RANGE_PREFIXES) for place in ranges.places] or [False])[ranges.place]
         is_work = ~np.isin(ranges.category, [CATEGORIES.index("communication"), CATEGORIES.index("torch")])
@@ -133,14 +135,16 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
             in_wait = take(ranges, is_wait & (ranges.rank == rank))
             blocked = take(blocks, blocks.rank == rank)
             # If messages inside a range show which process is awaited, the range itself adds nothing.
-            has_no_message = union_of(blocked.start, blocked.end).time_within(in_wait.start, in_wait.end) == 0
+            has_no_message = (
+                union_of(blocked.start_ns, blocked.end_ns).time_within(in_wait.start_ns, in_wait.end_ns) == 0
+            )
             in_wait = take(in_wait, has_no_message)
-            count, process = len(in_wait.start), base | rank
-            waits.append(_Waits(np.full(count, process), in_wait.start, in_wait.end, np.full(count, -1)))
+            count, process = len(in_wait.start_ns), base | rank
+            waits.append(_Waits(np.full(count, process), in_wait.start_ns, in_wait.end_ns, np.full(count, -1)))
             activity[process] = _Process(
                 take(spans, spans.rank == rank),
                 take(ranges, is_work & ~is_wait & (ranges.rank == rank)),
-                union_of(np.append(blocked.start, in_wait.start), np.append(blocked.end, in_wait.end)),
+                union_of(np.append(blocked.start_ns, in_wait.start_ns), np.append(blocked.end_ns, in_wait.end_ns)),
             )
     all_waits = _infer_targets(_Waits(*map(np.concatenate, zip(*waits, strict=True))), activity, processes)
     times = {process: _place_times(activity[process], edges).items() for process in processes}
@@ -152,7 +156,7 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
 def _step_ends(worlds: Sequence[RankTables], first: int, last: int) -> Int64Array:
     """Return the step ends of the process with the longest median step, among those that last half of the run."""
     tables = [tables.read(StepTable, first - 1, last) for tables in worlds]
-    ends = [np.sort(table.end[table.rank == rank]) for table in tables for rank in np.unique(table.rank)]
+    ends = [np.sort(table.end_ns[table.rank == rank]) for table in tables for rank in np.unique(table.rank)]
     longest = max((int(np.ptp(rank_ends)) for rank_ends in ends), default=0)
     candidates = [rank_ends for rank_ends in ends if len(rank_ends) > 1 and 2 * np.ptp(rank_ends) >= longest]
     return max(candidates, key=lambda rank_ends: float(np.median(np.diff(rank_ends))), default=np.empty(0, np.int64))
@@ -162,19 +166,19 @@ def _waits_by_messages(table: CollectiveTable) -> _Waits:
     """Return the waits for collectives and messages; the target of a wait is the rank that called last."""
     events = rank_events(table, OwnTime(table))
     rows = np.flatnonzero(events.is_call & (events.key >= 0) | events.binds)
-    order = rows[np.lexsort((events.binds[rows], events.time[rows], events.key[rows]))]
+    order = rows[np.lexsort((events.binds[rows], events.time_ns[rows], events.key[rows]))]
     last_call = np.maximum.accumulate(np.where(events.is_call[order], np.arange(len(order)), -1))
     binding_rows = np.flatnonzero(events.binds[order])
     wait, call = order[binding_rows], order[last_call[binding_rows]]
-    start = events.time[wait] - events.wait_ns[wait]
+    start = events.time_ns[wait] - events.wait_ns[wait]
     is_for_other = (
         (last_call[binding_rows] >= 0)
         & (events.key[call] == events.key[wait])
         & (events.rank[call] != events.rank[wait])
     )
-    is_for_other &= events.time[call] > start
+    is_for_other &= events.time_ns[call] > start
     wait, call = wait[is_for_other], call[is_for_other]
-    return _Waits(events.rank[wait], start[is_for_other], events.time[call], events.rank[call])
+    return _Waits(events.rank[wait], start[is_for_other], events.time_ns[call], events.rank[call])
 
 
 def _infer_targets(waits: _Waits, activity: Mapping[int, _Process], processes: Mapping[int, tuple[str, int]]) -> _Waits:
@@ -183,21 +187,21 @@ def _infer_targets(waits: _Waits, activity: Mapping[int, _Process], processes: M
     An unknown target is the process of another role that last finished a span or range before the wait ended.
     """
     ends = {process: activity[process].own_ends for process in processes}
-    target, end = waits.target.copy(), waits.end.copy()
+    target, end = waits.target.copy(), waits.end_ns.copy()
     for row in np.flatnonzero(target < 0).tolist():
         last = {
             process: int(process_ends[index])
             for process, process_ends in ends.items()
             if processes[process][0] != processes.get(int(waits.process[row]), ("", 0))[0]
-            for index in [int(np.searchsorted(process_ends, waits.end[row], side="right")) - 1]
-            if index >= 0 and process_ends[index] > waits.start[row]
+            for index in [int(np.searchsorted(process_ends, waits.end_ns[row], side="right")) - 1]
+            if index >= 0 and process_ends[index] > waits.start_ns[row]
         }
         if last:
             target[row] = max(last, key=lambda process: last[process])
             end[row] = last[int(target[row])]
-    order = np.lexsort((waits.start, waits.process))
+    order = np.lexsort((waits.start_ns, waits.process))
     order = order[target[order] >= 0]
-    start, end = waits.start[order], end[order]
+    start, end = waits.start_ns[order], end[order]
     for rows in split_by(waits.process[order]):
         end[rows] = np.maximum.accumulate(end[rows])
         start[rows[1:]] = np.maximum(start[rows[1:]], end[rows[:-1]])
@@ -207,10 +211,10 @@ def _infer_targets(waits: _Waits, activity: Mapping[int, _Process], processes: M
 
 def _split_at_step_ends(waits: _Waits, edges: Int64Array) -> _Waits:
     """Return the waits, each divided at the ends of the steps that it crosses."""
-    first, last = np.searchsorted(edges, waits.start, "right"), np.searchsorted(edges, waits.end)
+    first, last = np.searchsorted(edges, waits.start_ns, "right"), np.searchsorted(edges, waits.end_ns)
     bounds = np.concatenate([[INT64_MIN], edges, [INT64_MAX]])
     step, wait = expand_ranges(first, last + 1)
-    start, end = np.maximum(waits.start[wait], bounds[step]), np.minimum(waits.end[wait], bounds[step + 1])
+    start, end = np.maximum(waits.start_ns[wait], bounds[step]), np.minimum(waits.end_ns[wait], bounds[step + 1])
     return _Waits(waits.process[wait], start, end, waits.target[wait])
 
 
@@ -222,23 +226,23 @@ def _resolve_wait_chains(
     While the awaited process is itself waiting, the wait counts against the process that it waits for.
     """
     numbers = np.unique(np.append(waits.process, waits.target))
-    start_ns = int(waits.start.min(initial=0))
-    axis_ns = int(waits.end.max(initial=0)) - start_ns + 1
+    start_ns = int(waits.start_ns.min(initial=0))
+    axis_ns = int(waits.end_ns.max(initial=0)) - start_ns + 1
 
     def on_axis(process: Int64Array, time: Int64Array) -> Int64Array:
         position: Int64Array = np.searchsorted(numbers, process) * axis_ns + (time - start_ns)
         return position
 
-    starts, ends = on_axis(waits.process, waits.start), on_axis(waits.process, waits.end)
-    waiter, holder, start, end = waits.process, waits.target, waits.start, waits.end
+    starts, ends = on_axis(waits.process, waits.start_ns), on_axis(waits.process, waits.end_ns)
+    waiter, holder, start, end = waits.process, waits.target, waits.start_ns, waits.end_ns
     wait_ns: dict[tuple[int, int], Float64Array] = {}
     for _ in range(_MAX_HOPS):
         first_inner = np.searchsorted(ends, on_axis(holder, start), side="right")
         inner, outer = expand_ranges(first_inner, np.searchsorted(starts, on_axis(holder, end)))
         goes_on = waits.target[inner] != waiter[outer]
         inner, outer = inner[goes_on], outer[goes_on]
-        inner_start = np.maximum(waits.start[inner], start[outer])
-        inner_end = np.minimum(waits.end[inner], end[outer])
+        inner_start = np.maximum(waits.start_ns[inner], start[outer])
+        inner_end = np.minimum(waits.end_ns[inner], end[outer])
         own_ns = end - start - np.bincount(outer, inner_end - inner_start, len(start))
         step = np.searchsorted(edges, end) - 1
         for row in np.flatnonzero((own_ns > 0) & (step >= 0) & (step < len(edges) - 1)).tolist():
@@ -253,26 +257,26 @@ def _resolve_wait_chains(
 def _place_times(process: _Process, edges: Int64Array) -> dict[ModulePhase, Float64Array]:
     """Return a process's ns in each place and step, without waits; time in a module excludes inner modules."""
     spans, ranges = process.spans, process.ranges
-    wait_ns = process.waits.time_within(spans.start, spans.start + spans.duration)
+    wait_ns = process.waits.time_within(spans.start_ns, spans.start_ns + spans.duration_ns)
     parent = find_parents(spans.track, spans.depth)
     wait_ns -= np.bincount(parent[parent >= 0], wait_ns[parent >= 0], len(wait_ns)).astype(np.int64)
-    range_ns = ranges.end - ranges.start - process.waits.time_within(ranges.start, ranges.end)
+    range_ns = ranges.end_ns - ranges.start_ns - process.waits.time_within(ranges.start_ns, ranges.end_ns)
     places: list[ModulePhase] = [(name.fqn, phase) for name in spans.names for phase in PHASES]
     places += [(place.removeprefix("range "), IN_RANGE) for place in ranges.places]
     place = np.append(
         spans.name.astype(np.int64) * len(PHASES) + spans.phase, len(spans.names) * len(PHASES) + ranges.place
     )
-    step = np.searchsorted(edges, np.append(spans.start + spans.duration, ranges.end)) - 1
+    step = np.searchsorted(edges, np.append(spans.start_ns + spans.duration_ns, ranges.end_ns)) - 1
     is_in_steps = (step >= 0) & (step < len(edges) - 1)
-    place_ns = np.append(spans.self_time - wait_ns, range_ns)
+    place_ns = np.append(spans.self_ns - wait_ns, range_ns)
     times: dict[ModulePhase, Float64Array] = {}
     for index in np.unique(place[is_in_steps]).tolist():
         in_place = is_in_steps & (place == index)
         times.setdefault(places[index], np.zeros(len(edges) - 1))
         times[places[index]] += np.bincount(step[in_place], place_ns[in_place], len(edges) - 1)
     busy_intervals = union_of(
-        np.concatenate([spans.start, ranges.start, process.waits.start]),
-        np.concatenate([spans.start + spans.duration, ranges.end, process.waits.end]),
+        np.concatenate([spans.start_ns, ranges.start_ns, process.waits.start]),
+        np.concatenate([spans.start_ns + spans.duration_ns, ranges.end_ns, process.waits.end]),
     )
     times[_NO_PLACE] = np.diff(edges) - busy_intervals.time_within(edges[:-1], edges[1:]).astype(np.float64)
     return times
