@@ -88,7 +88,7 @@ def test_calls_retain_what_the_allocator_of_cuda_says(cuda: torch.device, name: 
     assert memory is not None
     recorded = [
         (span.module_class, retained)
-        for span, retained in zip(timeline.spans, memory.retained.tolist(), strict=True)
+        for span, retained in zip(timeline.spans, memory.retained_bytes.tolist(), strict=True)
         if span.phase != "backward"
     ]
     assert recorded == told

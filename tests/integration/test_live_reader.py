@@ -105,7 +105,7 @@ def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads
                 own = events.thread == thread
                 # Events of one thread are in order, each value and each time with its own serial number.
                 assert (np.diff(events.value[own]) > 0).all()
-                assert (np.diff(events.time[own]) >= 0).all()
+                assert (np.diff(events.time_ns[own]) >= 0).all()
                 assert (events.value[own] % 2 == events.value[own][0] % 2).all()
             if threads == 1:
                 assert (events.value == 2 * events.serial).all()

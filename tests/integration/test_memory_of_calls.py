@@ -24,7 +24,9 @@ def calls_of(timeline: modtrace.Timeline) -> list[ReplayedCall]:
     assert memory.known.all()
     return [
         ReplayedCall(span.module_class, retained, peak)
-        for span, retained, peak in zip(timeline.spans, memory.retained.tolist(), memory.peak.tolist(), strict=True)
+        for span, retained, peak in zip(
+            timeline.spans, memory.retained_bytes.tolist(), memory.peak_bytes.tolist(), strict=True
+        )
         if span.phase != "backward"
     ]
 

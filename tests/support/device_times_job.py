@@ -409,7 +409,7 @@ def main() -> None:
         "truth": truth,
         "elapsed_ns": max((event.host_ns for event in timed), default=0) - origin,
         "metadata": {key: value for key, value in timeline.metadata.items() if key.startswith("device")},
-        "clock_read_ns": events.time[is_read].tolist(),
+        "clock_read_ns": events.time_ns[is_read].tolist(),
         "clock_width_ns": events.name[is_read].tolist(),
         "queued": kinds.count("DEVICE_QUEUED"),
         "synchronized": _streams.synchronized,

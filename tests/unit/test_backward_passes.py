@@ -57,7 +57,7 @@ def test_the_longest_of_passes_with_lost_starts_comes_first() -> None:
     script.pass_begin(10, 4)
     found = RingAnalysis(script.snapshot()).passes
 
-    assert [*zip(found.thread.tolist(), found.start.tolist(), found.end.tolist(), strict=True)] == [
+    assert [*zip(found.thread.tolist(), found.start_event.tolist(), found.end_event.tolist(), strict=True)] == [
         (0, -1, 2),
         (other, -1, 1),
         (0, -1, 0),

@@ -46,7 +46,7 @@ class CallPath:
         fqn = {number: name for name, number in self.names.items()}
         return sorted(
             (
-                (fqn[int(intervals.name[c])], int(intervals.start[first]), int(intervals.end[last]), int(level))
+                (fqn[int(intervals.name[c])], int(intervals.start_ns[first]), int(intervals.end_ns[last]), int(level))
                 for first, last, c, level in zip(*spans, strict=True)
             ),
             key=lambda cut: (cut[1], cut[3]),

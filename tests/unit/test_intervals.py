@@ -35,7 +35,7 @@ def test_calls_pair_by_name_and_number() -> None:
 
     intervals = build_intervals(script.events())
 
-    assert rows(intervals, "name", "call_key", "start", "end", "sequence", "exit_sequence") == [
+    assert rows(intervals, "name", "call_key", "start_ns", "end_ns", "sequence", "exit_sequence") == [
         (outer, 0, 10, 19, 3, 9),
         (inner, 0, 11, 12, 4, 6),
         (inner, 1, 13, 15, 6, 6),
@@ -52,7 +52,7 @@ def test_a_module_that_calls_itself_nests_in_itself() -> None:
     for number in reversed(range(3)):
         script.exit(10 - number, name, number)
 
-    assert rows(build_intervals(script.events()), "call_key", "start", "end", "depth", "parent") == [
+    assert rows(build_intervals(script.events()), "call_key", "start_ns", "end_ns", "depth", "parent") == [
         (0, 0, 10, 0, -1),
         (1, 1, 9, 1, 0),
         (2, 2, 8, 2, 1),
@@ -66,7 +66,11 @@ def test_calls_open_at_the_end_last_until_the_last_event() -> None:
     script.enter(2, inner)
     script.mark(7, "here")
 
-    assert rows(build_intervals(script.events()), "start", "end", "depth", "has_end") == [(1, 7, 0, 0), (2, 7, 1, 0)]
+    intervals = build_intervals(script.events())
+    assert rows(intervals, "start_ns", "end_ns", "depth", "has_end") == [
+        (1, 7, 0, 0),
+        (2, 7, 1, 0),
+    ]
 
 
 def test_calls_open_before_the_first_event_nest_by_their_exits() -> None:
@@ -83,7 +87,7 @@ def test_calls_open_before_the_first_event_nest_by_their_exits() -> None:
     intervals = build_intervals(script.events())
 
     # Nineteen events in sixteen slots: the first three are overwritten, so the first left is at 4.
-    assert rows(intervals, "name", "start", "end", "depth", "parent", "has_start", "has_end") == [
+    assert rows(intervals, "name", "start_ns", "end_ns", "depth", "parent", "has_start", "has_end") == [
         (outer, 4, 19, 0, -1, 0, 1),
         (inner, 4, 16, 1, 0, 0, 1),
         (other, 17, 18, 1, 0, 1, 1),
@@ -99,7 +103,7 @@ def test_an_inner_call_without_an_exit_ends_with_the_outer_one() -> None:
     script.enter(8, after)
     script.exit(9, after)
 
-    assert rows(build_intervals(script.events()), "name", "start", "end", "depth", "parent", "has_end") == [
+    assert rows(build_intervals(script.events()), "name", "start_ns", "end_ns", "depth", "parent", "has_end") == [
         (outer, 1, 5, 0, -1, 1),
         (inner, 2, 5, 1, 0, 0),
         (after, 8, 9, 0, -1, 1),
@@ -116,7 +120,7 @@ def test_threads_do_not_nest_in_each_other() -> None:
     script.on_thread(0)
     script.exit(4, name, 0)
 
-    assert rows(build_intervals(script.events()), "thread", "start", "end", "depth", "parent") == [
+    assert rows(build_intervals(script.events()), "thread", "start_ns", "end_ns", "depth", "parent") == [
         (0, 1, 4, 0, -1),
         (other, 2, 3, 0, -1),
     ]
@@ -133,7 +137,7 @@ def test_a_node_lasts_until_the_next_starts() -> None:
     intervals = build_intervals(script.events())
 
     # After the last node, only gradient accumulation is recorded.
-    assert rows(intervals, "sequence", "start", "end") == [(5, 10, 15), (4, 15, 19)]
+    assert rows(intervals, "sequence", "start_ns", "end_ns") == [(5, 10, 15), (4, 15, 19)]
     assert intervals.is_node.all()
     assert rows(intervals, "name", "call_key", "forward_thread", "backward_pass") == [
         (NO_NAME, -1, 1, 0),
@@ -152,7 +156,7 @@ def test_a_node_does_not_last_into_another_task_or_a_call() -> None:
 
     intervals = build_intervals(script.events())
 
-    nodes = [(start, end) for node, start, end in rows(intervals, "is_node", "start", "end") if node]
+    nodes = [(start, end) for node, start, end in rows(intervals, "is_node", "start_ns", "end_ns") if node]
     assert nodes == [(10, 12), (15, 16), (25, 26)]
 
 
@@ -165,7 +169,7 @@ def test_waiting_for_nodes_of_another_thread_is_not_a_nodes_own_time() -> None:
     script.on_thread(0)
     script.node(20, 21, sequence=3)
 
-    assert rows(build_intervals(script.events()), "thread", "start", "end") == [
+    assert rows(build_intervals(script.events()), "thread", "start_ns", "end_ns") == [
         (0, 10, 12),
         (0, 20, 21),
         (worker, 14, 15),
@@ -179,7 +183,7 @@ def test_nodes_of_an_inner_backward_nest() -> None:
     script.node(4, 5, 11, graph_task=2)
     script.node_end(6, 9, graph_task=1)
 
-    assert rows(build_intervals(script.events()), "sequence", "start", "end", "depth", "parent") == [
+    assert rows(build_intervals(script.events()), "sequence", "start_ns", "end_ns", "depth", "parent") == [
         (9, 1, 6, 0, -1),
         (12, 2, 4, 1, 0),
         (11, 4, 5, 1, 0),
@@ -196,7 +200,7 @@ def test_nodes_pair_if_one_end_is_missing() -> None:
 
     intervals = build_intervals(script.events())
 
-    assert rows(intervals, "sequence", "start", "end", "depth", "has_start") == [
+    assert rows(intervals, "sequence", "start_ns", "end_ns", "depth", "has_start") == [
         (6, 1, 8, 0, 0),
         (9, 1, 6, 1, 1),
         (8, 2, 6, 2, 1),
@@ -214,7 +218,7 @@ def test_a_segment_lasts_until_the_next_of_its_pass() -> None:
 
     intervals = build_intervals(script.events())
 
-    assert rows(intervals, "name", "call_key", "start", "end", "has_end") == [
+    assert rows(intervals, "name", "call_key", "start_ns", "end_ns", "has_end") == [
         (a, 4, 10, 13, 1),
         (b, 2, 13, 15, 1),
         (NO_NAME, 0, 15, 19, 1),
@@ -230,7 +234,7 @@ def test_an_abandoned_segment_ends_with_the_last_event_that_is_known() -> None:
     script.mark(14, "the last sign of life")
     script.backward_over(99, graph_task=7, abandoned=True)
 
-    assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
+    assert rows(build_intervals(script.events()), "start_ns", "end_ns", "has_end") == [(10, 14, 0)]
 
 
 def test_a_segment_after_the_abandoned_end_of_its_pass_has_no_end() -> None:
@@ -239,7 +243,7 @@ def test_a_segment_after_the_abandoned_end_of_its_pass_has_no_end() -> None:
     script.call_backward(10, script.name("A"), graph_task=7)
     script.mark(14, "the last event")
 
-    assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
+    assert rows(build_intervals(script.events()), "start_ns", "end_ns", "has_end") == [(10, 14, 0)]
 
 
 def test_segments_of_an_inner_backward_nest_in_the_outer_one() -> None:
@@ -250,7 +254,7 @@ def test_segments_of_an_inner_backward_nest_in_the_outer_one() -> None:
     script.backward_over(3, graph_task=2)
     script.backward_over(5, graph_task=1)
 
-    assert rows(build_intervals(script.events()), "name", "start", "end", "depth", "parent") == [
+    assert rows(build_intervals(script.events()), "name", "start_ns", "end_ns", "depth", "parent") == [
         (a, 1, 5, 0, -1),
         (b, 2, 3, 1, 0),
     ]
@@ -271,7 +275,7 @@ def test_a_segment_ended_by_another_thread_ends_among_its_own_threads_events(tim
     script.on_thread(0)
     script.exit(40, outer)
 
-    assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(20, 40, 1), (21, end, 1)]
+    assert rows(build_intervals(script.events()), "start_ns", "end_ns", "has_end") == [(20, 40, 1), (21, end, 1)]
 
 
 def test_segments_that_other_threads_end_in_turn_nest() -> None:
@@ -284,7 +288,7 @@ def test_segments_that_other_threads_end_in_turn_nest() -> None:
     script.on_thread(script.add_thread("two", 3))
     script.exit(50, outer)
 
-    assert rows(build_intervals(script.events()), "start", "end", "depth") == [(20, 90, 0), (21, 90, 1)]
+    assert rows(build_intervals(script.events()), "start_ns", "end_ns", "depth") == [(20, 90, 0), (21, 90, 1)]
 
 
 @st.composite
@@ -341,8 +345,8 @@ def test_intervals_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data:
         assert (numbers[intervals.parent[at]] if intervals.parent[at] >= 0 else None) == (outer[-1] if outer else None)
         assert intervals.has_start[at] == ((number, True) in places)
         assert intervals.has_end[at] == ((number, False) in places)
-        assert intervals.start[at] == places.get((number, True), 0)
-        assert intervals.end[at] == places.get((number, False), len(window) - 1)
+        assert intervals.start_ns[at] == places.get((number, True), 0)
+        assert intervals.end_ns[at] == places.get((number, False), len(window) - 1)
 
 
 VALUES = [0, 1, 1 << CALL_KEY_BITS, 1 << SEQUENCE_BITS, ABANDONED_BIT, ABANDONED_BIT | 1]
@@ -365,9 +369,9 @@ def test_intervals_nest_for_any_events(said: list[tuple[Kind, int, int, int]], c
 
     inner = np.flatnonzero(intervals.parent >= 0)
     outer = intervals.parent[inner]
-    assert np.all(intervals.start <= intervals.end)
+    assert np.all(intervals.start_ns <= intervals.end_ns)
     assert np.all(intervals.thread[inner] == intervals.thread[outer])
     assert np.all(intervals.depth[inner] == intervals.depth[outer] + 1)
     assert np.all(intervals.depth[intervals.parent < 0] == 0)
-    assert np.all(intervals.start[outer] <= intervals.start[inner])
-    assert np.all(intervals.end[inner] <= intervals.end[outer])
+    assert np.all(intervals.start_ns[outer] <= intervals.start_ns[inner])
+    assert np.all(intervals.end_ns[inner] <= intervals.end_ns[outer])

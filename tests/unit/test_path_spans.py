@@ -52,11 +52,11 @@ def test_cover_nests_and_holds_each_piece(rows: list[tuple[int, int, str]]) -> N
     slices = spans_from_intervals(pieces)
     for one in slices:
         for other in slices:
-            apart = one.end <= other.start or other.end <= one.start
-            inside = one.start <= other.start and other.end <= one.end
-            assert apart or inside or (other.start <= one.start and one.end <= other.end)
+            apart = one.end_ns <= other.start_ns or other.end_ns <= one.start_ns
+            inside = one.start_ns <= other.start_ns and other.end_ns <= one.end_ns
+            assert apart or inside or (other.start_ns <= one.start_ns and one.end_ns <= other.end_ns)
     for start, end, keys in pieces:
-        around = [str(s.key) for s in slices if s.start <= start and end <= s.end]
+        around = [str(s.key) for s in slices if s.start_ns <= start and end <= s.end_ns]
         assert around == list(keys)
 
 

@@ -24,22 +24,22 @@ BUSY = TimeIntervals(array(1000, 3000, 8000), array(2000, 5000, 9000))
 
 def test_nested_operators_count_as_the_outermost() -> None:
     busy = busy_intervals(array(0, 10, 50, 200), array(100, 40, 90, 300), array(), 5)
-    assert (busy.start.tolist(), busy.end.tolist()) == ([0, 200], [100, 300])
+    assert (busy.start_ns.tolist(), busy.end_ns.tolist()) == ([0, 200], [100, 300])
 
 
 def test_an_operator_that_calls_modules_counts_as_the_operators_in_it() -> None:
     start, end = array(0, 30, 60, 200), array(100, 40, 90, 300)
     # Edges 20 and 50 lie deep in the first; 250 lies deep in the last, which holds no operator, so it calls nothing.
     busy = busy_intervals(start, end, array(20, 50, 250), 5)
-    assert (busy.start.tolist(), busy.end.tolist()) == ([30, 60, 200], [40, 90, 300])
+    assert (busy.start_ns.tolist(), busy.end_ns.tolist()) == ([30, 60, 200], [40, 90, 300])
     # 4 and 97 may be in it only by mistake.
     busy = busy_intervals(start, end, array(4, 97, 250), 5)
-    assert (busy.start.tolist(), busy.end.tolist()) == ([0, 200], [100, 300])
+    assert (busy.start_ns.tolist(), busy.end_ns.tolist()) == ([0, 200], [100, 300])
 
 
 def test_operators_of_zero_length_are_not_busy_time() -> None:
     busy = busy_intervals(array(5, 9), array(5, 9), array(), 5)
-    assert len(busy.start) == 0
+    assert len(busy.start_ns) == 0
     assert cut_depth(busy, array(5)).tolist() == [0]
 
 

@@ -69,7 +69,7 @@ def test_the_last_events_survive_wrapping(engine: EngineName, seed: int, tmp_pat
         assert events.serial.tolist() == list(range(gone, count))
         assert events.value.tolist() == values[gone:]
         assert events.name.tolist() == [at % 10 for at in range(gone, count)]
-        assert (np.diff(events.time) >= 0).all()
+        assert (np.diff(events.time_ns) >= 0).all()
     ring.close()
 
 

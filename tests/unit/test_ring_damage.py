@@ -57,7 +57,7 @@ def good(engine: EngineName, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def rows(events: Events) -> list[Row]:
-    columns = (events.serial, events.time, events.kind, events.value)
+    columns = (events.serial, events.time_ns, events.kind, events.value)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 

@@ -256,7 +256,7 @@ def test_a_step_begins_with_what_leads_to_its_training() -> None:
     bounds = find_step_bounds(timeline)
     summary = timeline.summary()
 
-    assert list(zip((bounds.start - WALL).tolist(), (bounds.end - WALL).tolist(), strict=True)) == [
+    assert list(zip((bounds.start_ns - WALL).tolist(), (bounds.end_ns - WALL).tolist(), strict=True)) == [
         (1000, 1040),
         (1040, 1080),
         (1580, 1620),

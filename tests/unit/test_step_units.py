@@ -81,7 +81,7 @@ def decoding(name: str, category: RangeCategory) -> Timeline:
 def steps_of(timeline: Timeline, step_by: str | None = None) -> list[tuple[str, int, int]]:
     """Return name, start and end of each step."""
     bounds = find_step_bounds(timeline, step_by)
-    return list(zip(bounds.name, (bounds.start - WALL).tolist(), (bounds.end - WALL).tolist(), strict=True))
+    return list(zip(bounds.name, (bounds.start_ns - WALL).tolist(), (bounds.end_ns - WALL).tolist(), strict=True))
 
 
 GENERATED = decoding("generate", "generate")

@@ -242,7 +242,7 @@ def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
     """Per module calls, total and self time of each phase, p50 and p95: another way, span by span."""
     whole = {step.step for step in timeline.summary(step_by="optimizer").steps if step.whole}
     # What prepares a training comes before its first step.
-    begin_ns = min(find_step_bounds(timeline, "optimizer").start.tolist(), default=0)
+    begin_ns = min(find_step_bounds(timeline, "optimizer").start_ns.tolist(), default=0)
     spans, open_on, self_ns = list(timeline.spans), defaultdict[int, list[int]](list), dict[int, int]()
     counts: dict[str, int] = defaultdict(int)
     times: dict[tuple[str, str, str], int] = defaultdict(int)

@@ -300,7 +300,7 @@ def test_a_hang_is_kept_once_with_where_it_is(tmp_path: Path, monkeypatch: pytes
     training.script.enter(training.now, training.net, 10)
     training.script.enter(training.now, training.head, 10)
     watcher, lines = watch(tmp_path / "run.modtrace", when="hang 60s")
-    last = training.script.events().time[-1]
+    last = training.script.events().time_ns[-1]
     for quiet_s in (59, 61, 62):
         now = SimpleNamespace(monotonic_ns=lambda quiet_s=quiet_s: int(last) + quiet_s * SECOND)
         monkeypatch.setattr("modtrace.live.follow.time", now)

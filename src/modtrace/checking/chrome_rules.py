@@ -77,7 +77,7 @@ class ChromeEvents:
         time, duration = np.zeros((2, len(table)), np.int64)
         slices = rows[phase[rows] == SLICE]
         time[rows], duration[slices] = (
-            read_microseconds_array(us) for us in (table.start[rows], table.duration[slices])
+            read_microseconds_array(us) for us in (table.start_us[rows], table.duration_us[slices])
         )
         slice_rows = np.flatnonzero(np.isin(phase, (SLICE, BEGIN, END)))
         events = SliceEvents(track, phase, time, duration, np.arange(len(table)), name)

@@ -33,7 +33,7 @@ def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | 
     typical = find_typical_step(timeline, step_by)
     step = take_steps(timeline, typical.step, typical.step + 1, step_by)
     bounds = find_step_bounds(without_gpu(timeline), step_by)
-    start_ns = int(bounds.start[bounds.number == typical.step][0])
+    start_ns = int(bounds.start_ns[bounds.number == typical.step][0])
     return TypicalStep(step, start_ns, typical.duration_ns, {}, by)
 
 

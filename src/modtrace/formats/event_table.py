@@ -196,7 +196,7 @@ class EventTable:
         return np.frombuffer(self._kind, np.int32)
 
     @cached_property
-    def start(self) -> Float64Array:
+    def start_us(self) -> Float64Array:
         """Start of each event in µs; NaN for an event without a time."""
         return np.frombuffer(self._start, np.float64)
 
@@ -213,7 +213,7 @@ class EventTable:
         is_begin, kinds, numbers = self.written_phase == BEGIN, [*self.kinds], Numbering[str]()
         _ = numbers[""]  # 0: no name
         for rows in split_by(self.track[halves], halves):
-            rows = rows[np.argsort(self.start[rows], kind="stable")]
+            rows = rows[np.argsort(self.start_us[rows], kind="stable")]
             names = [numbers[str(kinds[kind][1] or "")] for kind in self.kind[rows].tolist()]
             open_begins: list[int] = []
             for index, begins_slice in enumerate(is_begin[rows].tolist()):
@@ -228,7 +228,7 @@ class EventTable:
     @cached_property
     def _is_timed(self) -> BoolArray:
         """A mask of the events with a usable time."""
-        return np.abs(self.start) < MAX_TIME_US
+        return np.abs(self.start_us) < MAX_TIME_US
 
     @cached_property
     def without_duration(self) -> Int64Array:
@@ -237,7 +237,7 @@ class EventTable:
         return np.flatnonzero((self.written_phase == SLICE) & has_none)
 
     @cached_property
-    def duration(self) -> Float64Array:
+    def duration_us(self) -> Float64Array:
         """The duration of each slice in µs; meaningless for other events."""
         duration: Float64Array = np.frombuffer(self._duration, np.float64)
         begins, ends = self.pairs
@@ -245,7 +245,7 @@ class EventTable:
             return duration
         duration = duration.copy()
         duration[self.without_duration] = 0
-        duration[begins] = self.start[ends] - self.start[begins]
+        duration[begins] = self.start_us[ends] - self.start_us[begins]
         return duration
 
     @cached_property
@@ -255,18 +255,18 @@ class EventTable:
         begins, ends = self.pairs
         phase[begins], phase[ends] = SLICE, 0
         is_slice = phase == SLICE
-        has_duration = (self.duration >= 0) & (self.start + self.duration < MAX_TIME_US)
+        has_duration = (self.duration_us >= 0) & (self.start_us + self.duration_us < MAX_TIME_US)
         is_valid = self._is_timed & (has_duration | ~is_slice)
         phase[~is_valid & (phase != METADATA) | (phase == END)] = 0
         return phase
 
     def start_ns(self, rows: AnyIntArray) -> Int64Array:
         """Return the start of the events in `rows`, in ns from the trace's base."""
-        return microseconds_to_ns(self.start[rows])
+        return microseconds_to_ns(self.start_us[rows])
 
     def duration_ns(self, rows: AnyIntArray) -> Int64Array:
         """Return the duration of the slices in `rows`, in ns."""
-        return microseconds_to_ns(self.duration[rows])
+        return microseconds_to_ns(self.duration_us[rows])
 
     @property
     def malformed(self) -> int:

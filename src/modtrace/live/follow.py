@@ -54,15 +54,15 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
     events = analysis.all_events
     if not len(events):
         return RankRates(state, None, None, 0, (), 0)
-    window_ns, first_ns, last_ns = int(seconds * 1e9), int(events.time.min()), int(events.time.max())
+    window_ns, first_ns, last_ns = int(seconds * 1e9), int(events.time_ns.min()), int(events.time_ns.max())
     end_ns = state.now_ns if state.now_ns - last_ns < window_ns else last_ns
     start_ns = max(first_ns, end_ns - window_ns)
-    step_ends_ns = analysis.events.time[analysis.step_ends.event]
+    step_ends_ns = analysis.events.time_ns[analysis.step_ends.event]
     rate, window_rate = (steps_per_second(step_ends_ns, until_ns, window_ns) for until_ns in (state.now_ns, end_ns))
     start_unix_ns, end_unix_ns = analysis.clock.to_other(np.array([start_ns, end_ns])).tolist()
     timeline = window(build_timeline(analysis), start_unix_ns, end_unix_ns)
     communication = union_of(timeline.collectives.start, timeline.collectives.end)
-    communication_ns = int((communication.end - communication.start).sum())
+    communication_ns = int((communication.end_ns - communication.start_ns).sum())
     summary = summarize(timeline, step_by="optimizer")
     parts = {part.part: part.share for part in summary.parts}
     return RankRates(state, rate, window_rate, end_ns - start_ns, tuple(summary.rows), communication_ns, parts)
@@ -267,8 +267,8 @@ class RingFollower:
         self.analysis = RingAnalysis(snapshot)
         if new_events:
             self._changed_at = time.monotonic_ns()
-            self.last_ns = int(self.analysis.clock.to_other(events.time[-1:])[0]) if len(events) else 0
-        self._quiet_since = int(events.time[-1]) if snapshot.known_pid and len(events) else self._changed_at
+            self.last_ns = int(self.analysis.clock.to_other(events.time_ns[-1:])[0]) if len(events) else 0
+        self._quiet_since = int(events.time_ns[-1]) if snapshot.known_pid and len(events) else self._changed_at
         self.quiet_ns = time.monotonic_ns() - self._quiet_since
         is_new = events.serial >= self._decoded
         ends = is_new & np.isin(events.kind, _STEP_KINDS)
@@ -320,7 +320,7 @@ class RingFollower:
         steps = self._new_steps(analysis, timeline, has_ended)
         since_ns = int(analysis.clock.to_other(np.array([self._decoded_time]))[0]) if self._decoded_time >= 0 else 0
         marks = np.flatnonzero((events.kind == Kind.MARK) & (events.serial >= self._decoded))
-        times = analysis.clock.to_other(events.time[marks]).tolist()
+        times = analysis.clock.to_other(events.time_ns[marks]).tolist()
         texts = [analysis.lookup.texts[name] for name in events.name[marks].tolist()]
         keeps = [
             (moment, text.removeprefix(KEEP_PREFIX))
@@ -328,7 +328,7 @@ class RingFollower:
             if text.startswith(KEEP_PREFIX)
         ]
         self._decoded = snapshot.slots.recorded
-        self._decoded_time = int(snapshot.slots.events.time.max(initial=self._decoded_time))
+        self._decoded_time = int(snapshot.slots.events.time_ns.max(initial=self._decoded_time))
         if steps:
             self._last_number = steps[-1].number
             self.last_steps += steps
@@ -344,10 +344,10 @@ class RingFollower:
 
     def _new_steps(self, analysis: RingAnalysis, timeline: Timeline, has_ended: bool) -> list[EndedStep]:
         ends, bounds = analysis.step_ends, find_step_bounds(timeline)
-        end_ns: Int64Array = analysis.clock.to_other(analysis.events.time[ends.event])
+        end_ns: Int64Array = analysis.clock.to_other(analysis.events.time_ns[ends.event])
         steps: list[EndedStep] = []
         for index, step in enumerate(divide_steps(timeline)):
-            end_row = int(np.searchsorted(end_ns, bounds.end[index]))
+            end_row = int(np.searchsorted(end_ns, bounds.end_ns[index]))
             if (
                 not bounds.whole[index]
                 or end_row + (not has_ended) >= len(ends.event)
@@ -355,7 +355,7 @@ class RingFollower:
             ):
                 continue
             serial = int(analysis.events.serial[ends.event[end_row]])
-            start, end = int(bounds.start[index]), int(bounds.end[index])
+            start, end = int(bounds.start_ns[index]), int(bounds.end_ns[index])
             is_first = not self.total_steps and not steps and not timeline.stats.overwritten
             steps.append(EndedStep(step.step, start, end, serial, step.parts, is_first))
         return steps

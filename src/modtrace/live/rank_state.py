@@ -250,7 +250,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
     metadata, threads, steps = snapshot.metadata, tuple(analysis.open_stacks), analysis.step_ends.number
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
     state: ProcessState = "stopped" if snapshot.has_stopped else snapshot.writer
-    last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
+    last_ns = int(events.time_ns.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
     now_ns = last_ns
     if state == "running" and snapshot.known_pid:
         now_ns = now[0]
@@ -281,7 +281,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
 def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
     """Return the progress of a ring's process."""
     slots, lookup = analysis.snapshot.slots, analysis.lookup
-    first_ns = int(slots.events.time[0]) if slots.overwritten and len(slots.events) else None
+    first_ns = int(slots.events.time_ns[0]) if slots.overwritten and len(slots.events) else None
     events, groups = slots.events.take(is_communication(slots.events)), lookup.groups
     names = {
         number: parse_collective(lookup.texts[number])
@@ -290,7 +290,7 @@ def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
     }
     group_calls = {name: _Calls() for name in groups}
     peer_calls: dict[CollectiveName, _Calls] = {}  # keyed by the name without its device
-    columns = (events.kind, events.name, events.value, events.time, events.thread)
+    columns = (events.kind, events.name, events.value, events.time_ns, events.thread)
     for kind, number, value, time_ns, thread in zip(*(column.tolist() for column in columns), strict=True):
         name = names.get(number)
         if name is None or (name.peer >= 0 and name.operator not in MESSAGES):

@@ -57,7 +57,7 @@ class _StreamStates:
         self._clocks, self._ids = analysis.device_clocks, analysis.stream_ids
         # (stream, number of the pending event) -> monotonic ns of the last poll
         pending = np.flatnonzero(self._events.kind == Kind.DEVICE_PENDING)
-        columns = (self._events.name, self._events.value, self._events.time)
+        columns = (self._events.name, self._events.value, self._events.time_ns)
         names, numbers, times = (column[pending].tolist() for column in columns)
         self._poll_ns = dict(zip(zip(names, numbers, strict=True), times, strict=True))
         self._names, self._texts = analysis.lookup.names, analysis.lookup.texts
@@ -78,7 +78,7 @@ class _StreamStates:
         if len(read_rows):
             last_row = rows[read_rows[-1]]
             unread = rows[read_rows[-1] + 1 :]
-            read_ns = int(events.time[queued.reached[last_row]])
+            read_ns = int(events.time_ns[queued.reached[last_row]])
             reached_ns = self._reached_ns(key, rows)
             # A collective's row has the event of the module before it: the module's own time takes precedence.
             is_module = queued.collective[rows] < 0
@@ -121,19 +121,19 @@ class _StreamStates:
     def _reached_ns(self, key: int, rows: Int64Array) -> Int64Array:
         """Return the monotonic ns at which the device passed each of a stream's events; -1 if it was not read."""
         reached = self._queued.reached[rows]
-        read_ns = np.where(reached >= 0, self._events.time[reached], -1)
+        read_ns = np.where(reached >= 0, self._events.time_ns[reached], -1)
         clock = self._clocks.get(key >> STREAM_NUMBER_BITS)
         if clock is None:
             return read_ns
         # An event cannot be passed before it was recorded, or after it was read; the clock may be wrong by its bound.
-        recorded_ns = self._events.time[self._queued.slot[rows]]
+        recorded_ns = self._events.time_ns[self._queued.slot[rows]]
         return np.minimum(np.maximum(clock.to_other(self._events.value[reached]), recorded_ns), read_ns)
 
     def _may_still_be_read(self, first_unread: int, read_ns: int | None, polled_ns: int | None) -> bool:
         """Return whether the first unread event may still be read: its next poll is not overdue."""
         if self._now_ns is None:
             return False
-        first_ns = max(int(self._events.time[self._queued.slot[first_unread]]), read_ns or 0)
+        first_ns = max(int(self._events.time_ns[self._queued.slot[first_unread]]), read_ns or 0)
         due_ns = first_ns + (DEVICE_PENDING_NS if polled_ns is None else 2 * (polled_ns - first_ns))
         return self._now_ns <= due_ns + _GRACE_NS
 

@@ -205,7 +205,7 @@ class _RingDistributions:
         assert follower.analysis is not None
         snapshot = follower.analysis.snapshot
         start_ns = next((record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"), 0)
-        last_ns = int(snapshot.slots.events.time.max(initial=start_ns))
+        last_ns = int(snapshot.slots.events.time_ns.max(initial=start_ns))
         fields = ("fqn", "module_class", "phase")
         parts = self.step_and_parts.to_dict()
         return {

@@ -74,10 +74,10 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
 
 def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
     """Return the distance in ns of each moment from the nearer edge of its operator; 0 outside operators."""
-    if not len(busy.start):
+    if not len(busy.start_ns):
         return np.zeros(len(time), np.int64)
-    operator = np.searchsorted(busy.start, time, side="right") - 1
-    depth: Int64Array = np.maximum(np.minimum(time - busy.start[operator], busy.end[operator] - time), 0)
+    operator = np.searchsorted(busy.start_ns, time, side="right") - 1
+    depth: Int64Array = np.maximum(np.minimum(time - busy.start_ns[operator], busy.end_ns[operator] - time), 0)
     return depth
 
 
@@ -117,16 +117,16 @@ def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals,
     An edge deeper than `tolerance` ns in an operator has no bounds; a shallower edge counts as beyond the nearer end.
     """
     time = edges.guess_ns + np.rint(shift).astype(np.int64)
-    next_op = np.searchsorted(busy.start, time, side="right")
+    next_op = np.searchsorted(busy.start_ns, time, side="right")
     # An operator around the edge counts as before or after it, whichever is nearer.
     last_op = np.maximum(next_op - 1, 0)
-    is_inside = (next_op > 0) & (time < busy.end[last_op])
-    is_near_start = time - busy.start[last_op] < busy.end[last_op] - time
+    is_inside = (next_op > 0) & (time < busy.end_ns[last_op])
+    is_near_start = time - busy.start_ns[last_op] < busy.end_ns[last_op] - time
     next_op = np.where(is_inside & is_near_start, last_op, next_op)
     low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
-    follows, precedes = np.flatnonzero(next_op > 0), np.flatnonzero(next_op < len(busy.start))
-    low[follows] = busy.end[next_op[follows] - 1] - edges.guess_ns[follows]
-    high[precedes] = busy.start[next_op[precedes]] - edges.guess_ns[precedes]
+    follows, precedes = np.flatnonzero(next_op > 0), np.flatnonzero(next_op < len(busy.start_ns))
+    low[follows] = busy.end_ns[next_op[follows] - 1] - edges.guess_ns[follows]
+    high[precedes] = busy.start_ns[next_op[precedes]] - edges.guess_ns[precedes]
     is_deep = cut_depth(busy, time) > tolerance
     low[is_deep], high[is_deep] = -np.inf, np.inf
     return OffsetBounds(edges.time_ns, low, high)
@@ -150,23 +150,23 @@ def _count_cuts(guess: Int64Array, window: Int64Array, busy: TimeIntervals) -> I
     count = int(window[-1]) + 1
     change = np.zeros(count * width, np.int64)
     # Each pass of the loop handles the next operator within reach of each edge.
-    op = np.searchsorted(busy.end, guess - REACH_NS, side="right")
-    rows = np.flatnonzero(op < len(busy.start))
+    op = np.searchsorted(busy.end_ns, guess - REACH_NS, side="right")
+    rows = np.flatnonzero(op < len(busy.start_ns))
     op = op[rows]
     while len(rows):
-        distance = busy.start[op] - guess[rows]
+        distance = busy.start_ns[op] - guess[rows]
         is_near = distance < REACH_NS
         rows, op, distance = rows[is_near], op[is_near], distance[is_near]
         if not len(rows):
             break
         # The start and the end of an operator are not inside it.
         first = np.maximum((distance + REACH_NS) // SHIFT_STEP_NS + 1, 0)
-        end = -(-(busy.end[op] - guess[rows] + REACH_NS) // SHIFT_STEP_NS)
+        end = -(-(busy.end_ns[op] - guess[rows] + REACH_NS) // SHIFT_STEP_NS)
         end = np.maximum(first, np.minimum(end, len(SHIFTS)))
         np.add.at(change, window[rows] * width + first, 1)
         np.subtract.at(change, window[rows] * width + end, 1)
         op = op + 1
-        has_next = op < len(busy.start)
+        has_next = op < len(busy.start_ns)
         rows, op = rows[has_next], op[has_next]
     cuts: Int64Array = np.cumsum(change.reshape(count, width), axis=1)[:, :-1]
     return cuts
@@ -331,7 +331,7 @@ def refine_by_operators(alignment: Alignment, timeline: Timeline, events: Profil
             is_near = (guess > int(start.min()) - _OP_MARGIN_NS) & (guess < int(end.max()) + _OP_MARGIN_NS)
             edges = CallEdges(all_edges[is_near], guess[is_near])
             busy = busy_intervals(start, end, np.sort(edges.guess_ns), margin)
-            if not len(edges.time_ns) or not len(busy.start):
+            if not len(edges.time_ns) or not len(busy.start_ns):
                 continue
             # Shifts and bounds are corrections of this guess of the offset.
             offset = (edges.guess_ns + alignment.base_ns - edges.time_ns).astype(np.float64)

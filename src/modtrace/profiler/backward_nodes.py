@@ -76,7 +76,7 @@ class _NodeCuts:
             spans = spans_from_intervals(self._pieces(top, ())) if tid >= 0 else []
             if spans:
                 backward_track = self._track(tid)
-                rows += [(s.start, s.end, int(s.key), backward_track, s.depth) for s in spans]  # type: ignore[call-overload]
+                rows += [(s.start_ns, s.end_ns, int(s.key), backward_track, s.depth) for s in spans]  # type: ignore[call-overload]
         if not rows:
             return self.timeline
         start, end, call, track, rank = np.array(rows, np.int64).T

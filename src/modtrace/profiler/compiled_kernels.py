@@ -98,9 +98,9 @@ def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Tim
         intervals = _intervals(graph, fqn, indices, rows, ops, names)
         depth, low, high = int(columns.depth[outer]) + 1, int(columns.start[outer]), int(columns.end[outer])
         spans += [
-            (max(s.start, low), min(s.end, high), *s.key, depth + s.depth, outer)  # type: ignore[misc]
+            (max(s.start_ns, low), min(s.end_ns, high), *s.key, depth + s.depth, outer)  # type: ignore[misc]
             for s in spans_from_intervals(intervals)
-            if max(s.start, low) < min(s.end, high)
+            if max(s.start_ns, low) < min(s.end_ns, high)
         ]
     incomplete_spans = [outer for outer, count in missing.items() if count]
     notes = _notes(timeline, len(calls), unknown, missing)

@@ -257,7 +257,9 @@ class EventCollector(EventTable):
         """Return the kind of each event, or -1 if it is not a slice or never ran."""
         kind = np.where(self.phase == SLICE, self._by_kind(lambda category, name: _kind(name, category)), NONE)
         kind[(kind == _CALL) & (self.arg("fqn") == NONE)] = OTHER
-        is_early = (kind != NONE) & (kind != _CALL) & (self.start <= 0)  # the profiler has events at 0 that never ran
+        is_early = (
+            (kind != NONE) & (kind != _CALL) & (self.start_us <= 0)
+        )  # the profiler has events at 0 that never ran
         self._unusable += int(np.count_nonzero(is_early))
         kind[is_early] = NONE
         return kind

@@ -163,13 +163,13 @@ class ProfilerSlices:
         for begin, end in zip(*(half.tolist() for half in table.pairs), strict=True):
             if end in self._end_fields:
                 self._fields[int(np.searchsorted(rows, begin))] += self._end_fields[end]
-        shown_indices = np.flatnonzero(np.isin(table.phase[rows], list(_SHOWN_PHASES)) & (table.start[rows] > 0))
+        shown_indices = np.flatnonzero(np.isin(table.phase[rows], list(_SHOWN_PHASES)) & (table.start_us[rows] > 0))
         slices_by_track = {}
         for indices in sorted(split_by(table.track[rows[shown_indices]], shown_indices), key=itemgetter(0)):
             row = rows[indices]
-            duration = np.where(table.phase[row] == SLICE, table.duration[row], -1)
+            duration = np.where(table.phase[row] == SLICE, table.duration_us[row], -1)
             fields = [self._fields[index] for index in indices.tolist()]
-            slices_by_track[int(table.track[row[0]])] = TrackSlices(row, table.start[row], duration, fields)
+            slices_by_track[int(table.track[row[0]])] = TrackSlices(row, table.start_us[row], duration, fields)
         return slices_by_track
 
     @cached_property
@@ -184,11 +184,11 @@ class ProfilerSlices:
         track, bound_slice = table.track[flows.row], np.full(len(flows.row), -1, np.int64)
         for ends in split_by(track):
             if (slices := self.tracks.get(int(track[ends[0]]))) is not None:
-                bound_slice[ends] = slices.bound(flows.row[ends], table.start[flows.row[ends]], flows.binds[ends])
+                bound_slice[ends] = slices.bound(flows.row[ends], table.start_us[flows.row[ends]], flows.binds[ends])
         ends_by_track = defaultdict[int, list[tuple[int, int]]](list)
         open_flows: dict[int, int] = {}
         flow_count = 0
-        order = np.lexsort((table.start[flows.row], flows.flow))  # stable: ends of one time stay in file order
+        order = np.lexsort((table.start_us[flows.row], flows.flow))  # stable: ends of one time stay in file order
         columns = (order, flows.flow[order], flows.ways[order])
         for end, flow, ways in zip(*(column.tolist() for column in columns), strict=True):
             if ways & ENDS and flow in open_flows:

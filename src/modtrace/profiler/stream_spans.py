@@ -56,7 +56,7 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
         starts = work.start_ns[pieces]
         stack: list[int] = []
         spans = spans_from_intervals(_intervals(paths, events, owners, pieces))
-        edges = np.searchsorted(starts, [(span.start, span.end) for span in spans]).tolist()
+        edges = np.searchsorted(starts, [(span.start_ns, span.end_ns) for span in spans]).tolist()
         for span, (first, last) in zip(spans, edges, strict=True):
             del stack[span.depth :]
             outer = stack[-1] if stack else -1
@@ -67,7 +67,7 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
             collective = int(owners.collective[piece]) if is_collective else -1
             reason = 0 if key >= 0 else int(owners.reason[piece])
             work_columns = last - first, collective, int(owners.step[piece]), reason
-            rows.append((track, span.start, span.end, key, span.depth, outer, *work_columns))
+            rows.append((track, span.start_ns, span.end_ns, key, span.depth, outer, *work_columns))
     track, start, end, call, depth, parent, count, collective, step, reason = np.array(rows, np.int64).reshape(-1, 10).T
     names, numbers = [*timeline.names], dict[Name, int]()
     name = np.where(call >= 0, columns.name[call], -1)

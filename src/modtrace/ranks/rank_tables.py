@@ -154,8 +154,10 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
         self_ns=self_times(timeline.columns)[on_thread],
         depth=columns.depth,
         flops=columns.arg(Arg.FLOPS).dense(len(columns), UNKNOWN_FLOPS),
-        retained_bytes=np.zeros(len(columns), np.int64) if memory is None else memory.retained[on_thread],
-        peak_bytes=np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[on_thread],
+        retained_bytes=np.zeros(len(columns), np.int64) if memory is None else memory.retained_bytes[on_thread],
+        peak_bytes=np.full(len(columns), -1)
+        if memory is None
+        else np.where(memory.known, memory.peak_bytes, -1)[on_thread],
     )
 
 

@@ -273,8 +273,8 @@ def _times(
     table: EventTable, rows: Int64Array, shift: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, float, Float64Array]:
     """Return the times of a `CleanProfile` in its order, for `rows` moved back by `shift` µs."""
-    time, phase = table.start - shift, table.phase
-    duration = np.where(phase == SLICE, table.duration, 0)
+    time, phase = table.start_us - shift, table.phase
+    duration = np.where(phase == SLICE, table.duration_us, 0)
     is_step = [kind == "user_annotation" and str(name).startswith(STEP) for kind, name in table.kinds]
     steps = rows[np.array(is_step or [False], np.bool_)[table.kind[rows]]]
     steps = steps[np.argsort(time[steps], kind="stable")]

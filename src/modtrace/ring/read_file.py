@@ -356,7 +356,7 @@ def read_slots(
     serial, time_ns, value, meta = (column[low:high] for column in columns or [serial] * 4)
     events = Events(
         serial=serial,
-        time=time_ns,
+        time_ns=time_ns,
         kind=(meta >> KIND_SHIFT & KIND_MASK).astype(np.int8),
         thread=(meta >> THREAD_SHIFT & THREAD_MASK).astype(np.int32),
         name=(meta & NAME_MASK).astype(np.int32),
@@ -414,7 +414,7 @@ def _validate(
     all_records += [
         {"kind": "thread", "id": i, "name": f"thread #{old}", "tid": old, "torch_thread_id": -1} for i, old in new_ids
     ]
-    events = Events(events.serial, events.time, events.kind, thread, name, events.value)
+    events = Events(events.serial, events.time_ns, events.kind, thread, name, events.value)
     return slots._replace(events=events), all_records
 
 
@@ -422,15 +422,15 @@ def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> Sl
     """Count events as torn if their time is before the recording, too large, or out of order on their thread."""
     start_ns = next((record["monotonic"] for record in records if record["kind"] == "anchor"), 0)
     events = slots.events
-    is_possible = (events.time >= start_ns) & (events.time < MAX_TIME_NS)
+    is_possible = (events.time_ns >= start_ns) & (events.time_ns < MAX_TIME_NS)
     # Another thread can write the end of an asynchronous call, so that event is not in the order of its thread.
     index = np.flatnonzero(is_possible & ~is_any(events.kind, KINDS_OF_OTHER_THREADS))
-    if np.any(np.diff(events.time[index]) < 0):
+    if np.any(np.diff(events.time_ns[index]) < 0):
         index = index[np.argsort(events.thread[index], kind="stable")]
-    goes_back = (np.diff(events.time[index]) < 0) & (np.diff(events.thread[index]) == 0)
+    goes_back = (np.diff(events.time_ns[index]) < 0) & (np.diff(events.thread[index]) == 0)
     for thread in np.unique(events.thread[index[1:][goes_back]]).tolist():
         rows = index[events.thread[index] == thread]
-        time = events.time[rows]
+        time = events.time_ns[rows]
         # Keep the events that no earlier event exceeds, or those that no later event precedes: the larger set.
         in_order = np.maximum.accumulate(time) == time, np.minimum.accumulate(time[::-1])[::-1] == time
         is_possible[rows[~max(in_order, key=np.count_nonzero)]] = False

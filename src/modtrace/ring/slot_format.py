@@ -291,7 +291,7 @@ class Events:
     """Complete events in serial order, as columns of equal length."""
 
     serial: Int64Array  # ascending, with gaps for torn slots
-    time: Int64Array  # monotonic nanoseconds
+    time_ns: Int64Array  # monotonic clock
     kind: Int8Array  # a `Kind`
     thread: Int32Array  # index into the threads of the name table
     name: Int32Array  # index into its names or texts, by kind

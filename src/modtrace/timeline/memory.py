@@ -29,8 +29,8 @@ class CallMemory(NamedTuple):
     """The memory of each span of modules, in bytes; arrays with one entry per span."""
 
     known: BoolArray  # bool, whether memory was counted from start to end
-    retained: Int64Array  # int64, bytes of tensors at the end minus bytes at the start
-    peak: Int64Array  # int64, maximum bytes of tensors inside the span minus bytes at the start
+    retained_bytes: Int64Array  # int64, of tensors at the end minus bytes at the start
+    peak_bytes: Int64Array  # int64, maximum of tensors inside the span minus bytes at the start
 
 
 class Holders(NamedTuple):
@@ -38,7 +38,7 @@ class Holders(NamedTuple):
 
     process: str  # name of the process; empty if only one process counted
     time_ns: int  # the moment, Unix nanoseconds
-    held: int  # bytes of all tensors
+    held_bytes: int  # of all tensors
     start_ns: int  # first sample of the process, Unix nanoseconds
     # Bytes held by calls of that step, by fully qualified name, largest first: bytes kept outside inner calls, minus
     # bytes freed in the backward, in a call around it, or between calls (oldest first). `OUTSIDE_CALLS` too, if known.
@@ -47,7 +47,7 @@ class Holders(NamedTuple):
     @property
     def other(self) -> int:
         """Bytes that no holder in `by_fqn` holds."""
-        return self.held - sum(self.by_fqn.values())
+        return self.held_bytes - sum(self.by_fqn.values())
 
 
 def measure_calls(timeline: "Timeline") -> CallMemory | None:
@@ -63,8 +63,8 @@ def measure_calls(timeline: "Timeline") -> CallMemory | None:
         bounds = np.column_stack([first, last + 1]).ravel()
         max_bytes = np.maximum.reduceat(np.append(series.value, 0), bounds)[::2] if len(rows) else first
         memory.known[rows] = True
-        memory.retained[rows] = series.value[last] - series.value[first]
-        memory.peak[rows] = max_bytes - series.value[first]
+        memory.retained_bytes[rows] = series.value[last] - series.value[first]
+        memory.peak_bytes[rows] = max_bytes - series.value[first]
     return memory
 
 
@@ -172,13 +172,13 @@ def _subtract_freed_between_calls(
 ) -> None:
     """Subtract memory freed between outermost calls, such as a dropped result, from the calls before, oldest first."""
     busy = union_of(columns.start[rows], columns.end[rows])
-    if len(busy.start) < 2:
+    if len(busy.start_ns) < 2:
         return
-    edges = series.value[[_sample_at(series, busy.end[:-1]), _sample_at(series, busy.start[1:])]]
+    edges = series.value[[_sample_at(series, busy.end_ns[:-1]), _sample_at(series, busy.start_ns[1:])]]
     freed = np.maximum(edges[0] - edges[1], 0)
     order = rows[np.argsort(columns.end[rows], kind="stable")]
     allocated_bytes = np.maximum(self_bytes[order], 0)
-    end = np.append(columns.end[order], busy.start[1:])
+    end = np.append(columns.end[order], busy.start_ns[1:])
     # Bytes held after each call and each gap; no more is freed than was held.
     held_bytes = np.cumsum(np.append(allocated_bytes, -freed)[np.argsort(end, kind="stable")])
     freed_bytes = int(allocated_bytes.sum() - (held_bytes[-1] - min(0, int(held_bytes.min()))))

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 class TimeIntervals(NamedTuple):
     """Intervals of time in order that do not touch; columns of equal length."""
 
-    start: Int64Array  # int64[n], ns
-    end: Int64Array  # int64[n], ns
+    start_ns: Int64Array  # int64[n]
+    end_ns: Int64Array  # int64[n]
 
     def contains(self, moment: Int64Array) -> BoolArray:
         """Return True for moments from the start of an interval to before its end."""
-        index = np.searchsorted(self.start, moment, side="right") - 1
-        return np.asarray((index >= 0) & (moment < np.append(self.end, 0)[index]), np.bool_)
+        index = np.searchsorted(self.start_ns, moment, side="right") - 1
+        return np.asarray((index >= 0) & (moment < np.append(self.end_ns, 0)[index]), np.bool_)
 
     def time_until(self, moment: Int64Array) -> Int64Array:
         """Return the time of these intervals before each moment, in ns."""
-        total_ns = np.concatenate([[0], np.cumsum(self.end - self.start)])
-        index = np.searchsorted(self.start, moment)
+        total_ns = np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
+        index = np.searchsorted(self.start_ns, moment)
         later_ns = np.zeros(len(moment), np.int64)  # part of the last interval that is after the moment
         has_interval = index > 0
-        later_ns[has_interval] = np.maximum(self.end[index[has_interval] - 1] - moment[has_interval], 0)
+        later_ns[has_interval] = np.maximum(self.end_ns[index[has_interval] - 1] - moment[has_interval], 0)
         earlier_ns: Int64Array = total_ns[index] - later_ns
         return earlier_ns
 
@@ -224,8 +224,8 @@ def is_outermost(columns: Slices, group: Int64Array) -> BoolArray:
 class LabelledInterval(NamedTuple):
     """A time interval, and the calls around it."""
 
-    start: int  # ns
-    end: int  # ns
+    start_ns: int
+    end_ns: int
     # A key for each call around it, from the outermost to the innermost; empty if there is none
     path: Sequence[Hashable]
 
@@ -233,8 +233,8 @@ class LabelledInterval(NamedTuple):
 class PathSpan(NamedTuple):
     """A time interval that belongs to one call."""
 
-    start: int  # ns
-    end: int  # ns
+    start_ns: int
+    end_ns: int
     key: Hashable  # key of the call
     depth: int  # number of spans around it
 
@@ -269,12 +269,12 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
             if open_key != key:
                 break
             shared += 1
-        close(shared, interval.start)
-        still_open += [[interval.start, interval.end, key] for key in interval.path[shared:]]
+        close(shared, interval.start_ns)
+        still_open += [[interval.start_ns, interval.end_ns, key] for key in interval.path[shared:]]
         if still_open:
-            still_open[-1][1] = max(still_open[-1][1], interval.end)
+            still_open[-1][1] = max(still_open[-1][1], interval.end_ns)
     close(0, INT64_MAX)
-    spans.sort(key=lambda span: (span.start, span.depth))
+    spans.sort(key=lambda span: (span.start_ns, span.depth))
     return spans
 
 

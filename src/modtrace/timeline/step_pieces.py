@@ -111,11 +111,11 @@ class _Items:
         busy = union_of(start[category != _USER], end[category != _USER])
         first_call, moment = INT64_MAX, int(trained_start[-1])
         while moment < first_call:
-            index = int(np.searchsorted(busy.start, moment, side="right")) - 1
-            while index > 0 and busy.start[index] - busy.end[index - 1] <= high - busy.start[index]:
+            index = int(np.searchsorted(busy.start_ns, moment, side="right")) - 1
+            while index > 0 and busy.start_ns[index] - busy.end_ns[index - 1] <= high - busy.start_ns[index]:
                 index -= 1
             # A call whose backward is in the step belongs to it, however long its loss takes.
-            first_call = int(trained_start[trained_start >= busy.start[index]].min())
+            first_call = int(trained_start[trained_start >= busy.start_ns[index]].min())
             moment = int(trained_start[backward >= first_call].min(initial=first_call))
         since = 2 * first_call - high
         is_long = (category >= _LOADING) & (end >= since)

@@ -60,7 +60,7 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
     shares = (part_ns / max(part_ns.sum(), 1)).tolist()
     names = [f"{name} {number}" for name, number in zip(bounds.name, bounds.number.tolist(), strict=True)]
     causes = [steps.causes[index][0] if index in steps.causes else None for index in range(len(steps))]
-    return PartTable(parts, shares, names, causes, bounds.start, bounds.end, bounds.whole, ns)
+    return PartTable(parts, shares, names, causes, bounds.start_ns, bounds.end_ns, bounds.whole, ns)
 
 
 def _used_parts(divided: DividedSteps) -> tuple[list[str], Int64Array]:
@@ -80,7 +80,7 @@ def part_counters(timeline: Timeline) -> list[PartCounter]:
 
 
 def _is_drawn(bounds: StepBounds) -> bool:
-    return not np.any(bounds.start[1:] < bounds.end[:-1]) and len(bounds.number) <= MAX_STEPS
+    return not np.any(bounds.start_ns[1:] < bounds.end_ns[:-1]) and len(bounds.number) <= MAX_STEPS
 
 
 def count_parts(divided: DividedSteps) -> list[PartCounter]:
@@ -88,8 +88,8 @@ def count_parts(divided: DividedSteps) -> list[PartCounter]:
     bounds, (parts, ns) = divided.bounds, _used_parts(divided)
     if not _is_drawn(bounds) or not bounds.whole.any():
         return []
-    is_last = np.append(bounds.end[:-1] < bounds.start[1:], True)
-    time = np.concatenate([bounds.start, bounds.end[is_last]])
+    is_last = np.append(bounds.end_ns[:-1] < bounds.start_ns[1:], True)
+    time = np.concatenate([bounds.start_ns, bounds.end_ns[is_last]])
     order = np.argsort(time, kind="stable")
     zeros = np.zeros((np.count_nonzero(is_last), len(parts)), np.int64)
     columns = np.concatenate([ns, zeros])[order].T

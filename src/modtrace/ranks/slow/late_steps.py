@@ -58,9 +58,9 @@ class OwnTime:
     def for_rank(self, rank: int) -> "OwnTime":
         """Return the own time of one rank, which is faster to query."""
         index = int(np.searchsorted(self.ranks, rank))
-        first, last = np.searchsorted(self._waits.start, [index * self._length, (index + 1) * self._length])
+        first, last = np.searchsorted(self._waits.start_ns, [index * self._length, (index + 1) * self._length])
         own_time = copy.copy(self)
-        own_time._waits = TimeIntervals(self._waits.start[first:last], self._waits.end[first:last])
+        own_time._waits = TimeIntervals(self._waits.start_ns[first:last], self._waits.end_ns[first:last])
         return own_time
 
     def excluding(self, intervals: TimeIntervals) -> "OwnTime":
@@ -392,7 +392,7 @@ def module_excess(
         layers = list(_layers(rank, spans, ranges, own_time, number_of))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             for key, inside, time in layers:
-                starts_ns, ends_ns = np.clip(inside.start, start, end), np.clip(inside.end, start, end)
+                starts_ns, ends_ns = np.clip(inside.start_ns, start, end), np.clip(inside.end_ns, start, end)
                 times[row] += np.bincount(key, time.until(ends_ns) - time.until(starts_ns), outside + 1)
         times[row, outside] = max(arrivals.own_ns[own_rows].sum() - times[row, :outside].sum(), 0)
     peer_median = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
@@ -430,7 +430,7 @@ def _layers(
             number = ranges.places.index(text)
             has_category = in_range.place == number
             intervals, is_outside = union_of(starts[has_category], ends[has_category]), is_outside & ~has_category
-            yield np.full_like(intervals.start, first_range + number), intervals, remaining_time
+            yield np.full_like(intervals.start_ns, first_range + number), intervals, remaining_time
             remaining_time = remaining_time.excluding(intervals)
     key: Int64Array = np.append(number_of[segments.key], first_range + in_range.place[is_outside])
     yield (

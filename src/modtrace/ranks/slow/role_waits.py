@@ -275,8 +275,8 @@ def _place_times(process: _Process, edges: Int64Array) -> dict[ModulePhase, Floa
         times.setdefault(places[index], np.zeros(len(edges) - 1))
         times[places[index]] += np.bincount(step[in_place], place_ns[in_place], len(edges) - 1)
     busy_intervals = union_of(
-        np.concatenate([spans.start_ns, ranges.start_ns, process.waits.start]),
-        np.concatenate([spans.start_ns + spans.duration_ns, ranges.end_ns, process.waits.end]),
+        np.concatenate([spans.start_ns, ranges.start_ns, process.waits.start_ns]),
+        np.concatenate([spans.start_ns + spans.duration_ns, ranges.end_ns, process.waits.end_ns]),
     )
     times[_NO_PLACE] = np.diff(edges) - busy_intervals.time_within(edges[:-1], edges[1:]).astype(np.float64)
     return times

@@ -210,7 +210,7 @@ class RingAnalysis:
     @cached_property
     def extent(self) -> tuple[int, int]:
         """The times of the ring's first and last events, used for lost starts and ends."""
-        times = self.ring.all_events.time
+        times = self.ring.all_events.time_ns
         return int(times.min(initial=INT64_MAX)), int(times.max(initial=0))
 
     @cached_property
@@ -230,7 +230,7 @@ class RingAnalysis:
         device, width_ns = readings.value >> slot_format.DEVICE_TIME_BITS, readings.name.astype(np.int64)
         device_ns = readings.value & slot_format.DEVICE_TIME_MASK
         return {
-            int(device[rows[0]]): device_clock(device_ns[rows], readings.time[rows], width_ns[rows])
+            int(device[rows[0]]): device_clock(device_ns[rows], readings.time_ns[rows], width_ns[rows])
             for rows in split_by(device)
         }
 
@@ -272,7 +272,7 @@ class RingAnalysis:
             events = self.all_events.take(np.isin(self.all_events.name, ids))
             start, end = pair_by_value(events, *slot_format.RANGE_KINDS)
             is_complete = (start >= 0) & (end >= 0)
-            return np.asarray(events.time[end[is_complete]] - events.time[start[is_complete]], np.int64)
+            return np.asarray(events.time_ns[end[is_complete]] - events.time_ns[start[is_complete]], np.int64)
         ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn] or [slot_format.NO_NAME]
         if phase == "backward":
             name, duration = self._ended_nodes
@@ -281,7 +281,7 @@ class RingAnalysis:
         pairs = pair_calls(self.events.take(np.flatnonzero(is_call & np.isin(self.events.name, ids))))
         is_complete = (pairs["start_position"] >= 0) & (pairs["end_position"] >= 0)
         in_phase = is_complete & ((pairs["call_key"] & slot_format.RECOMPUTE_BIT != 0) == (phase == "recompute"))
-        duration = pairs["end"][in_phase] - pairs["start"][in_phase]
+        duration = pairs["end_ns"][in_phase] - pairs["start_ns"][in_phase]
         return np.asarray(duration, np.int64)
 
     @cached_property
@@ -293,7 +293,7 @@ class RingAnalysis:
         call = attribute_nodes(intervals, events, self.lookup.torch_threads)
         is_complete: BoolArray = intervals.is_node & intervals.has_start & intervals.has_end
         name = np.where(call >= 0, intervals.name[call], slot_format.NO_NAME)
-        return name[is_complete], (intervals.end - intervals.start)[is_complete]
+        return name[is_complete], (intervals.end_ns - intervals.start_ns)[is_complete]
 
 
 def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
@@ -349,8 +349,8 @@ class PassColumns(NamedTuple):
     """Backward passes in the order of their starts; int64 arrays of equal length."""
 
     thread: Int64Array  # index into the name table's threads
-    start: Int64Array  # index of the event that starts the pass; -1 if it was overwritten
-    end: Int64Array  # index of the event that ends the pass; -1 if the pass has not ended
+    start_event: Int64Array  # index of the event that starts the pass; -1 if it was overwritten
+    end_event: Int64Array  # index of the event that ends the pass; -1 if the pass has not ended
 
 
 def _pair_passes(events: Events) -> PassColumns:

@@ -113,7 +113,7 @@ def _backward_spans(analysis: RingAnalysis, points: DevicePoints, start: Int64Ar
         for span in spans_from_intervals(parts):
             assert isinstance(span.key, int)
             call_fields = int(intervals.name[span.key]), BACKWARD, int(intervals.call_key[span.key]) & CALL_INDEX_MASK
-            yield int(points.stream[row_points[0]]), span.start, span.end, *call_fields, event_at[span.start]
+            yield int(points.stream[row_points[0]]), span.start_ns, span.end_ns, *call_fields, event_at[span.start_ns]
 
 
 def _timed_path(intervals: Intervals, original: Int64Array, call: int, names: Int64Array) -> list[int]:

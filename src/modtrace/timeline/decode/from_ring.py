@@ -111,7 +111,7 @@ def describe_whole_run(snapshot: RingSnapshot, ended_steps: Int64Array, spans: i
     if steps is None and first is not None and len(ended_steps):
         steps = int(ended_steps[-1]) - first + 1
     anchors = [record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"]
-    times = [*anchors, *snapshot.slots.events.time[-1:].tolist()]
+    times = [*anchors, *snapshot.slots.events.time_ns[-1:].tolist()]
     seconds = (max(times) - anchors[0]) / 1e9 if anchors else None
     return {"steps": steps, "spans": spans if is_whole else None, "seconds": seconds, "kept_steps": kept_steps}
 
@@ -133,7 +133,7 @@ def describe_open(
         return unsaved
     stack = min(stacks, key=lambda stack: stack.calls[-1].is_range)
     call = stack.calls[-1]
-    end_ns = monotonic_ns() if snapshot.known_pid else int(analysis.all_events.time.max())
+    end_ns = monotonic_ns() if snapshot.known_pid else int(analysis.all_events.time_ns.max())
     usual_ns = usual_duration(parts_with(call), call)
     if snapshot.writer != "dead" and not lasts_too_long(call, end_ns - call.since_ns, usual_ns):
         return {}
@@ -146,11 +146,11 @@ def describe_open(
 def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Mark]:
     """Return the ends of steps, the memory peaks, and the marks of the user and of alignments, in order of time."""
     events, clock, ends = analysis.events, analysis.clock, analysis.step_ends
-    end_ns = clock.to_other(events.time[ends.event])
+    end_ns = clock.to_other(events.time_ns[ends.event])
     marks = [Mark.of_step(time, number) for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)]
     marks += [Mark(time, "mark", text) for time, text in peaks_of(counters)]
     marked = np.flatnonzero(events.kind == Kind.MARK)
-    for index, time in zip(marked.tolist(), clock.to_other(events.time[marked]).tolist(), strict=True):
+    for index, time in zip(marked.tolist(), clock.to_other(events.time_ns[marked]).tolist(), strict=True):
         text = analysis.lookup.texts[events.name[index]]
         # The time of a sync mark is the middle of two clock readings; its value is their distance.
         marks.append(Mark(time, "sync" if text.startswith(SYNC_PREFIX) else "mark", text))
@@ -163,8 +163,8 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
     thread, start, end = analysis.passes
     if not len(thread):
         return [*tracks], Slices.empty()
-    start_ns = clock.to_other(np.where(start >= 0, events.time[start], analysis.extent[0]))
-    end_ns = clock.to_other(np.where(end >= 0, events.time[end], analysis.extent[1]))
+    start_ns = clock.to_other(np.where(start >= 0, events.time_ns[start], analysis.extent[0]))
+    end_ns = clock.to_other(np.where(end >= 0, events.time_ns[end], analysis.extent[1]))
     # A pass whose end is lost cannot outlast the pass around it.
     until, _, _ = clip_and_nest(thread, start_ns, end_ns, np.arange(len(thread)))
     first_seen = [*dict.fromkeys(thread[np.lexsort((-end_ns, start_ns))].tolist())]
@@ -189,7 +189,7 @@ Samples = tuple[Int64Array, Int64Array]
 def find_samples(analysis: RingAnalysis) -> dict[int, Samples]:
     """Return the samples of each counter in the order of their times, by the number of its text."""
     samples = analysis.all_events.take(analysis.all_events.kind == Kind.COUNTER)
-    time = analysis.clock.to_other(samples.time)
+    time = analysis.clock.to_other(samples.time_ns)
     order = np.argsort(time, kind="stable")
     by_name = split_by(samples.name[order], order)
     return {int(samples.name[rows[0]]): (time[rows], samples.value[rows]) for rows in by_name}
@@ -225,8 +225,8 @@ def decode_modules(
     flops = find_flops(analysis, rows, parent, counted)
     columns: dict[str, AnyArray] = {
         **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
-        "start": clock.to_other(rows["start"]),
-        "end": clock.to_other(rows["end"]),
+        "start": clock.to_other(rows["start_ns"]),
+        "end": clock.to_other(rows["end_ns"]),
         "track": track,
         "parent": parent,
         "step": analysis.steps_before(rows["start_position"]),

@@ -207,7 +207,7 @@ def _at_peak(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
         or value[0] >> HOLDER_BITS != events.value[peak]
     ):
         return {}
-    time_ns = int(analysis.clock.to_other(events.time[peak : peak + 1])[0])
+    time_ns = int(analysis.clock.to_other(events.time_ns[peak : peak + 1])[0])
     return {"time_ns": time_ns, **dict(zip(OUTSIDE_CALLS, (value[1:] >> HOLDER_BITS).tolist(), strict=True))}
 
 

@@ -35,8 +35,8 @@ class Intervals:
     thread: Int64Array  # index into the name table's threads
     start_position: Int64Array  # negative if the start was overwritten
     end_position: Int64Array  # beyond all events if the end never came
-    start: Int64Array  # monotonic nanoseconds
-    end: Int64Array  # monotonic nanoseconds
+    start_ns: Int64Array  # monotonic clock
+    end_ns: Int64Array  # monotonic clock
     is_node: BoolArray  # True for autograd nodes and segments of them, False for calls
     name: Int64Array  # number of the module's name; of the call for a Python-engine node; `NO_NAME` for other nodes
     call_key: Int64Array  # number of the call among those of that name; -1 for nodes of the native engine
@@ -116,13 +116,13 @@ def build_intervals(events: Events) -> Intervals:
     end_position = np.where(has_end, end_position, 2 * last - start_position)
     start_position = np.where(has_start, start_position, -end_position)
     columns["start_position"], columns["end_position"] = start_position, end_position
-    columns["start"] = np.where(has_start, columns["start"], events.time.min(initial=INT64_MAX))
-    columns["end"] = np.where(has_end, columns["end"], events.time.max(initial=0))
+    columns["start_ns"] = np.where(has_start, columns["start_ns"], events.time_ns.min(initial=INT64_MAX))
+    columns["end_ns"] = np.where(has_end, columns["end_ns"], events.time_ns.max(initial=0))
     columns["has_start"], columns["has_end"] = has_start, has_end & ~end_unknown
     order = np.lexsort((start_position, columns["thread"]))
     columns = {field: column[order] for field, column in columns.items()}
     # A clock read by two threads can run back slightly if a pass ends on another thread.
-    columns["end"] = np.maximum(columns["end"], columns["start"])
+    columns["end_ns"] = np.maximum(columns["end_ns"], columns["start_ns"])
     depth, parent = _nest(columns)
     return Intervals(**columns, depth=depth, parent=parent)
 
@@ -132,7 +132,7 @@ def _bound_by_own_thread(events: Events, columns: _IntervalColumns) -> None:
 
     Within a thread, times follow positions. The clocks of two threads differ slightly, in a damaged file widely.
     """
-    end_position, thread, end = columns["end_position"], columns["thread"], columns["end"]
+    end_position, thread, end = columns["end_position"], columns["thread"], columns["end_ns"]
     # An even position is between two events of the interval's own thread.
     foreign = np.flatnonzero((end_position >= 0) & (end_position & 1 == 1))
     foreign = foreign[events.thread[end_position[foreign] >> 1] != thread[foreign]]
@@ -140,7 +140,7 @@ def _bound_by_own_thread(events: Events, columns: _IntervalColumns) -> None:
         rows = foreign[thread[foreign] == number]
         rows = rows[np.argsort(end_position[rows], kind="stable")]
         thread_events = np.flatnonzero(events.thread == number)
-        time = np.concatenate([events.time[thread_events[:1]], events.time[thread_events], [INT64_MAX]])
+        time = np.concatenate([events.time_ns[thread_events[:1]], events.time_ns[thread_events], [INT64_MAX]])
         next_event = np.searchsorted(thread_events, end_position[rows] >> 1)
         end[rows] = np.maximum.accumulate(np.clip(end[rows], time[next_event], time[next_event + 1]))
 
@@ -156,12 +156,12 @@ def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
         return depth, parent
     # An interval that outlives the one around it is clipped to it, and counts as having no end.
     until, parent, depth = clip_and_nest(thread, start_position, end_position, np.arange(len(thread)))
-    clipped, end = until < end_position, columns["end"].copy()
+    clipped, end = until < end_position, columns["end_ns"].copy()
     for level in range(1, int(depth.max()) + 1):
         rows = np.flatnonzero(clipped & (depth == level))
         end[rows] = np.minimum(end[rows], end[parent[rows]])
     columns["end_position"], columns["has_end"] = until, columns["has_end"] & ~clipped
-    columns["end"] = np.maximum(end, columns["start"])
+    columns["end_ns"] = np.maximum(end, columns["start_ns"])
     return depth, parent
 
 
@@ -189,8 +189,8 @@ def _paired(events: Events, first: SignedIntArray, last: SignedIntArray, **colum
         "thread": events.thread[np.where(first >= 0, first, last)].astype(np.int64),
         "start_position": np.where(first >= 0, 2 * first + 1, -1),
         "end_position": np.where(last >= 0, 2 * last + 1, -1),
-        "start": events.time[first],
-        "end": events.time[last],
+        "start_ns": events.time_ns[first],
+        "end_ns": events.time_ns[last],
     } | columns
 
 
@@ -234,7 +234,7 @@ def _pair_nodes(events: Events) -> dict[str, Any]:
         events,
         first,
         last,
-        end=_extended_to_next(events, last),
+        end_ns=_extended_to_next(events, last),
         is_node=True,
         name=slot_format.NO_NAME,
         call_key=-1,
@@ -304,7 +304,7 @@ def _extended_to_next(events: Events, last: Int64Array) -> Int64Array:
     runs nodes of the task, the gap to the next node may be a wait for that thread, so it does not count.
     """
     if not len(last):
-        return events.time[last]
+        return events.time_ns[last]
     no_work = (Kind.GRAPH_BUILT, Kind.STEP, Kind.OPTIMIZER_STEP, Kind.MARK, Kind.SHAPES, Kind.GRADIENTS)
     index = np.flatnonzero(~is_any(events.kind, no_work))
     index = index[np.lexsort((index, events.thread[index]))]
@@ -322,8 +322,8 @@ def _extended_to_next(events: Events, last: Int64Array) -> Int64Array:
     )
     is_node_start = events.kind[source] == Kind.NODE_BEGIN
     fits[is_node_start] &= ~_runs_elsewhere(events, target[is_node_start], source[is_node_start])
-    end: Int64Array = events.time.copy()
-    np.maximum.at(end, target[fits], events.time[source[fits]])
+    end: Int64Array = events.time_ns.copy()
+    np.maximum.at(end, target[fits], events.time_ns[source[fits]])
     return end[last]
 
 
@@ -360,7 +360,7 @@ def _pair_segments(events: Events) -> dict[str, Any]:
     pass_ended = last_event >= 0
     next_event = np.roll(index, -1)
     end_position = np.where(has_next, 2 * next_event, np.where(pass_ended, 2 * last_event + 1, -1))
-    end = np.where(has_next, events.time[next_event], events.time[last_event])
+    end = np.where(has_next, events.time_ns[next_event], events.time_ns[last_event])
     has_sequence = events.kind[index] == Kind.SEGMENT_BEGIN
     name, value = events.name[index].astype(np.int64), events.value[index]
     # In a damaged file the end of a pass can come before its segments.
@@ -370,14 +370,14 @@ def _pair_segments(events: Events) -> dict[str, Any]:
     for segment in np.flatnonzero(end_unknown):
         # The pass failed at an unknown time, after the last event of this thread before the failure was seen.
         last_known = np.flatnonzero(events.thread[: last_event[segment]] == thread[segment])[-1]
-        end_position[segment], end[segment] = 2 * last_known + 2, events.time[last_known]
+        end_position[segment], end[segment] = 2 * last_known + 2, events.time_ns[last_known]
     return {
         "end_unknown": end_unknown,
         "thread": thread,
         "start_position": 2 * index + 1,
         "end_position": end_position,
-        "start": events.time[index],
-        "end": end,
+        "start_ns": events.time_ns[index],
+        "end_ns": end,
         "is_node": True,
         "name": np.where(has_sequence, slot_format.NO_NAME, name),
         "call_key": np.where(has_sequence, -1, value & slot_format.CALL_KEY_MASK),

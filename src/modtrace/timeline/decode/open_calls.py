@@ -115,7 +115,7 @@ def open_stacks(analysis: RingAnalysis) -> list[ThreadStack]:
     stacks: dict[int, list[OpenCall]] = {}
     for index in open_intervals.tolist():
         stack = stacks.setdefault(int(intervals.thread[index]), [])
-        since_ns = int(intervals.start[index])
+        since_ns = int(intervals.start_ns[index])
         if not intervals.is_node[index]:
             phase = "recompute" if is_recompute[index] else "forward"
             # The outermost call, in eval mode, of a model that was also called in training mode.
@@ -133,7 +133,7 @@ def open_stacks(analysis: RingAnalysis) -> list[ThreadStack]:
     stacks |= {thread: calls for thread, calls in _open_ranges(all_events, lookup).items() if thread not in in_model}
     last_ns = np.full(len(lookup.threads), -1, np.int64)
     by_thread = ~is_any(all_events.kind, KINDS_OF_OTHER_THREADS)
-    np.maximum.at(last_ns, all_events.thread[by_thread], all_events.time[by_thread])
+    np.maximum.at(last_ns, all_events.thread[by_thread], all_events.time_ns[by_thread])
     threads = []
     for thread in np.flatnonzero(last_ns >= 0).tolist():
         name, tid = lookup.threads[thread]
@@ -166,7 +166,7 @@ def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]
     for index in start[end < 0].tolist():
         name, category = parse_range(lookup.texts[events.name[index]])
         if category not in (_COMMUNICATION, "torch"):
-            call = OpenCall(name, category, int(events.time[index]))
+            call = OpenCall(name, category, int(events.time_ns[index]))
             open_ranges.setdefault(int(events.thread[index]), []).append(call)
     return open_ranges
 
@@ -181,7 +181,7 @@ def _waits(
         on_thread = open_intervals[intervals.thread[open_intervals] == open_pass.thread]
         if not runs_elsewhere and not np.any(intervals.start_position[on_thread] > open_pass.position):
             nodes = _nodes_of_pass(intervals, open_pass)
-            yield open_pass.thread, int(intervals.end[nodes].max(initial=open_pass.since_ns)), nodes
+            yield open_pass.thread, int(intervals.end_ns[nodes].max(initial=open_pass.since_ns)), nodes
 
 
 def _open_call(lookup: NameLookup, name_id: int, phase: str, since_ns: int) -> OpenCall:
@@ -203,7 +203,9 @@ def _open_passes(events: Events, passes: PassColumns, first: int) -> list[_OpenP
         contains_pass = (thread == thread[index]) & (start < start[index]) & (end > start[index])
         if not contains_pass.any():
             caller, first_event = int(thread[index]), int(start[index])
-            innermost[caller] = _OpenPass(caller, 2 * (first_event - first) + 1, int(events.time[first_event]), workers)
+            innermost[caller] = _OpenPass(
+                caller, 2 * (first_event - first) + 1, int(events.time_ns[first_event]), workers
+            )
     return list(innermost.values())
 
 

@@ -40,7 +40,7 @@ def build_collectives(analysis: RingAnalysis, tracks: Sequence[Track], process: 
         return [*tracks], Slices.empty()
     calls = events.kind[index] != Kind.COLLECTIVE_DONE
     start, end, complete = _pair(events, index[calls])
-    order = np.lexsort((start, events.time[start]))
+    order = np.lexsort((start, events.time_ns[start]))
     start, end, complete = start[order], end[order], complete[order]
     is_wait = events.kind[start] == Kind.WAIT_ENTER
     counter = np.where(events.value[start] < 1 << _COUNTER_BITS, np.maximum(events.value[start], -1), -1)
@@ -52,16 +52,16 @@ def build_collectives(analysis: RingAnalysis, tracks: Sequence[Track], process: 
     # On the host, completion is noticed up to 100 ms late; for device work the stream's event has the exact end.
     on_device = np.array([bool(name.device) for name in names] + [False])[name]
     host_done = np.append(index[~calls], -1)[find_key(_key(events, index[~calls]), _key(events, start))]
-    is_done = (host_done >= 0) & ~is_wait & (events.time[host_done] >= events.time[start])
-    done_on_host = np.where(is_done, events.time[host_done], -1)
+    is_done = (host_done >= 0) & ~is_wait & (events.time_ns[host_done] >= events.time_ns[start])
+    done_on_host = np.where(is_done, events.time_ns[host_done], -1)
     done = np.where(on_device, _find_done_on_device(analysis, start, end, is_wait), done_on_host)
     exit_value = np.where(complete & ~is_wait, events.value[end], 0)
     nbytes = np.where(exit_value > 0, exit_value & (slot_format.NOT_AWAITED_BIT - 1), 0)
     threads, thread = np.unique(events.thread[start], return_inverse=True)
     rows = Slices.of_kind(
         np.where(is_wait, slices.WAIT, slices.COLLECTIVE),
-        clock.to_other(events.time[start]),
-        end=clock.to_other(events.time[end]),
+        clock.to_other(events.time_ns[start]),
+        end=clock.to_other(events.time_ns[end]),
         track=len(tracks) + thread,
         step=analysis.steps_before(analysis.positions_between(events.serial[start])),
         complete=complete,
@@ -108,7 +108,7 @@ def _find_done_on_device(analysis: RingAnalysis, start: Int64Array, end: Int64Ar
         reached[points.event[on_device]] = clock.to_other(points.device_ns[on_device])
     # Only calls that nothing waits for have an event at their end.
     ends = is_any(events.kind[end], (Kind.COLLECTIVE_EXIT, Kind.WAIT_EXIT))
-    moment = np.where(ends & (reached[end] >= 0), np.maximum(reached[end], events.time[end]), -1)
+    moment = np.where(ends & (reached[end] >= 0), np.maximum(reached[end], events.time_ns[end]), -1)
     key = _key(events, start)
     waits = np.flatnonzero(is_wait & (moment >= 0))
     waits = waits[np.argsort(moment[waits], kind="stable")]
@@ -120,12 +120,12 @@ class Evaluations(NamedTuple):
     """Times in which threads call models to evaluate; times are monotonic nanoseconds."""
 
     thread: Int64Array  # index into the threads of the name table
-    start: Int64Array  # start of the first call
-    end: Int64Array  # end of the last call
+    start_ns: Int64Array  # start of the first call
+    end_ns: Int64Array  # end of the last call
     position: Int64Array  # position of the first call's enter, see `Intervals`
     complete: BoolArray  # False if the last call did not end
-    last_trained: Int64Array  # last time before it at which the thread trained; INT64_MIN if none
-    next_trained: Int64Array  # next time after it at which the thread trains; INT64_MAX if none
+    last_trained_ns: Int64Array  # last time before it at which the thread trained; INT64_MIN if none
+    next_trained_ns: Int64Array  # next time after it at which the thread trains; INT64_MAX if none
     in_training_mode: BoolArray  # whether the module of the first call is in training mode, such as in rollouts
 
 
@@ -171,11 +171,11 @@ def _training_moments(analysis: RingAnalysis, rows: SpanRows, calls: Int64Array)
 
     These are the starts of training calls and backward passes, and the ends of steps, which have thread -1 (all).
     """
-    passes, time = analysis.passes, analysis.events.time
-    has_start = passes.start >= 0
-    start, ends = passes.start[has_start], analysis.step_ends.event
+    passes, time = analysis.passes, analysis.events.time_ns
+    has_start = passes.start_event >= 0
+    start, ends = passes.start_event[has_start], analysis.step_ends.event
     moments = stack_parts(
-        (rows["thread"][calls], rows["start_position"][calls], rows["start"][calls]),
+        (rows["thread"][calls], rows["start_position"][calls], rows["start_ns"][calls]),
         (passes.thread[has_start], 2 * start + 1, time[start]),
         (-1, 2 * ends + 1, time[ends]),
     )
@@ -196,7 +196,7 @@ def _join_calls(rows: SpanRows, calls: Int64Array, moments: Int64Array, in_train
         next_trained[on_thread] = np.minimum(next_trained[on_thread], np.append(time, INT64_MAX)[index])
     first = np.flatnonzero(begins_run(thread, count))
     last = np.append(first[1:], len(calls))[: len(first)] - 1
-    start, end, complete = rows["start"][calls[first]], rows["end"][calls[last]], rows["has_end"][calls[last]]
+    start, end, complete = rows["start_ns"][calls[first]], rows["end_ns"][calls[last]], rows["has_end"][calls[last]]
     trained = last_trained[first], next_trained[first]
     return Evaluations(thread[first], start, end, position[first], complete, *trained, in_training_mode[first])
 
@@ -221,8 +221,8 @@ def add_ranges(
     first, last = pair_by_value(events, *slot_format.RANGE_KINDS)
     is_complete, either = (first >= 0) & (last >= 0), np.where(first >= 0, first, last)
     range_position = np.where(first >= 0, analysis.positions_between(events.serial[either]), -1)
-    start_ns = np.where(first >= 0, events.time[first], analysis.extent[0])
-    end_ns = np.where(last >= 0, events.time[last], analysis.extent[1])
+    start_ns = np.where(first >= 0, events.time_ns[first], analysis.extent[0])
+    end_ns = np.where(last >= 0, events.time_ns[last], analysis.extent[1])
     collection, collection_start, collection_args = _collections(events)
     collection_position = analysis.positions_between(events.serial[collection])
     eval_start, eval_end = _from_eval_to_train(evaluations, events, np.stack([first, last])[:, is_complete], lookup)
@@ -233,7 +233,7 @@ def add_ranges(
             slices.GARBAGE_COLLECTION,
             events.thread[collection],
             collection_start,
-            events.time[collection],
+            events.time_ns[collection],
             1,
             collection_position,
             _NO_TEXT,
@@ -277,7 +277,7 @@ def _from_eval_to_train(
     It starts with the last `eval()` before its first call. It ends with the `train()` after its last call, or at the
     start of a range before that, because code between the two is unknown.
     """
-    eval_start, eval_end = evaluations.start.copy(), evaluations.end.copy()
+    eval_start, eval_end = evaluations.start_ns.copy(), evaluations.end_ns.copy()
     if not len(eval_start):
         return eval_start, eval_end
     names = [parse_range(text).name for text in lookup.texts]
@@ -285,7 +285,7 @@ def _from_eval_to_train(
         np.array([*(name.startswith(prefix) for name in names), False], np.bool_)[events.name[edges[0]]]
         for prefix in (EVAL, TRAIN)
     )
-    thread, (start, end) = events.thread[edges[0]], events.time[edges]
+    thread, (start, end) = events.thread[edges[0]], events.time_ns[edges]
     for number in np.unique(evaluations.thread).tolist():
         rows = np.flatnonzero(evaluations.thread == number)
         ranges = np.flatnonzero(thread == number)
@@ -293,10 +293,10 @@ def _from_eval_to_train(
         eval_calls, starts = start[ranges[is_eval[ranges]]], start[ranges]
         # Index -1 is the last entry: no `eval()` before.
         last_eval = np.append(eval_calls, INT64_MIN)[np.searchsorted(eval_calls, eval_start[rows]) - 1]
-        eval_start[rows] = np.where(last_eval > evaluations.last_trained[rows], last_eval, eval_start[rows])
+        eval_start[rows] = np.where(last_eval > evaluations.last_trained_ns[rows], last_eval, eval_start[rows])
         ends = np.append(np.where(is_train[ranges], end[ranges], starts), eval_end.max())
         next_range = np.searchsorted(starts, eval_end[rows])
-        is_before = np.append(starts, INT64_MAX)[next_range] < evaluations.next_trained[rows]
+        is_before = np.append(starts, INT64_MAX)[next_range] < evaluations.next_trained_ns[rows]
         eval_end[rows] = np.where(is_before & evaluations.complete[rows], ends[next_range], eval_end[rows])
     return eval_start, eval_end
 
@@ -305,10 +305,10 @@ def _collections(events: Events) -> tuple[Int64Array, Int64Array, dict[str, Int6
     """Return the event indexes of garbage collections, their start times, and their args; in the order of starts."""
     collections = np.flatnonzero(events.kind == Kind.COLLECTION)
     value = np.maximum(events.value[collections], 0)
-    start = events.time[collections] - (
+    start = events.time_ns[collections] - (
         (value & slot_format.REQUESTED_BIT - 1) >> slot_format.COLLECTED_BITS + slot_format.GENERATION_BITS
     )
-    order = np.lexsort((-events.time[collections], start))
+    order = np.lexsort((-events.time_ns[collections], start))
     generation, collected = (
         value[order] & slot_format.GENERATION_MASK,
         value[order] >> slot_format.GENERATION_BITS & slot_format.COLLECTED_MASK,

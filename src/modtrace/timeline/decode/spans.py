@@ -96,11 +96,11 @@ def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array
     first, last = np.append(calls, backward.first_node), np.append(calls, backward.last_node)
     depth = np.where(in_backward, outer_depth[calls], intervals.depth[calls])
     depth = np.append(depth, outer_depth[backward.first_node] + backward.level)
-    order = np.lexsort((depth, intervals.start_position[first], intervals.start[first]))
+    order = np.lexsort((depth, intervals.start_position[first], intervals.start_ns[first]))
     first, last = first[order], last[order]
     return {
-        "start": intervals.start[first],
-        "end": intervals.end[last],
+        "start_ns": intervals.start_ns[first],
+        "end_ns": intervals.end_ns[last],
         "start_position": intervals.start_position[first],
         "end_position": intervals.end_position[last],
         "interval": np.append(calls, span_call)[order],

@@ -271,4 +271,4 @@ class _RingProbe:
         if start == self._serials.start:
             return None
         end = RingAnalysis(self._read(range(start - 1, start), ()))
-        return int(end.clock.to_other(end.all_events.time)[0])
+        return int(end.clock.to_other(end.all_events.time_ns)[0])

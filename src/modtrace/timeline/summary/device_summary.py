@@ -82,9 +82,9 @@ def summarize_device(timeline: "Timeline", by: GroupBy = "module") -> DeviceSumm
     for track in tracks.tolist():
         on_stream = columns.track == track
         busy = union_of(columns.start[on_stream], columns.end[on_stream])
-        length += int(busy.end[-1] - busy.start[0])
-        in_modules += int((busy.end - busy.start).sum())
-        gaps += len(busy.start) - 1
+        length += int(busy.end_ns[-1] - busy.start_ns[0])
+        in_modules += int((busy.end_ns - busy.start_ns).sum())
+        gaps += len(busy.start_ns) - 1
     dropped, unread = (timeline.metadata.get(f"device_events_{state}", 0) for state in ("dropped", "unread"))
     return DeviceSummary(rows, len(tracks), length, in_modules, gaps, bound, dropped, unread)
 

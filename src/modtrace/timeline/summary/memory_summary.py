@@ -100,10 +100,10 @@ class MeasuredMemory(NamedTuple):
     """The memory of one piece of a timeline."""
 
     calls: Int64Array  # int64[4, n]: phase, group, bytes retained, and the number of calls that retained these bytes
-    peaks: Int64Array  # int64[phases, groups], maximum held inside a call; negative if no call was counted
+    peak_bytes: Int64Array  # int64[phases, groups], maximum held inside a call; negative if no call was counted
     holders: Holders  # holders at the peak of the piece
     step: int | None  # number of the step with the peak; None if it is outside steps
-    growth: Mapping[str, int]  # growth in bytes of each place outside modules, if memory grows there
+    growth_bytes: Mapping[str, int]  # growth of each place outside modules, if memory grows there
     steps: int  # number of steps
 
 
@@ -114,10 +114,12 @@ def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> M
         return None
     columns, is_known = timeline.columns, calls.known
     phase, group = columns.phase[is_known].astype(np.int64), groups.of_name[columns.name[is_known]]
-    amounts, count = np.unique(np.stack([phase, group, calls.retained[is_known]]), axis=1, return_counts=True)
+    amounts, count = np.unique(np.stack([phase, group, calls.retained_bytes[is_known]]), axis=1, return_counts=True)
     peaks = np.full((len(PHASES), len(groups)), _NONE)
-    np.maximum.at(peaks, (phase, group), calls.peak[is_known])
-    step = next(iter(steps.number[(steps.start <= holders.time_ns) & (holders.time_ns < steps.end)].tolist()), None)
+    np.maximum.at(peaks, (phase, group), calls.peak_bytes[is_known])
+    step = next(
+        iter(steps.number[(steps.start_ns <= holders.time_ns) & (holders.time_ns < steps.end_ns)].tolist()), None
+    )
     growth = grown_in(timeline) if _growth_outside(timeline) else {}
     return MeasuredMemory(np.concatenate([amounts, [count]]), peaks, holders, step, growth, len(steps.number))
 
@@ -132,7 +134,7 @@ def _place_of_growth(pieces: Sequence[MeasuredMemory], step_growth: int) -> str:
     """Return the place whose retained bytes grow by `step_growth` per step; empty if no place does."""
     growth: Counter[str] = Counter()
     for piece in pieces:
-        growth.update(piece.growth)
+        growth.update(piece.growth_bytes)
     steps = max(sum(piece.steps for piece in pieces), 1)
     place = min(growth, key=lambda place: abs(growth[place] / steps - step_growth), default="")
     is_near = abs(growth[place] / steps - step_growth) <= _MAX_GROWTH_DIFFERENCE * step_growth
@@ -152,11 +154,11 @@ def summarize_memory(
     peaks = np.full((len(PHASES), len(groups)), _NONE)
     for piece in pieces:
         # Groups of ranges follow those of modules, and not all pieces have them.
-        count = min(len(groups), piece.peaks.shape[1])
-        np.maximum(peaks[:, :count], piece.peaks[:, :count], out=peaks[:, :count])
+        count = min(len(groups), piece.peak_bytes.shape[1])
+        np.maximum(peaks[:, :count], piece.peak_bytes[:, :count], out=peaks[:, :count])
     table = np.vstack([peaks.max(axis=0), peaks])
     peak_rows = np.where(table == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
-    peak_piece = max(pieces, key=lambda piece: piece.holders.held)
+    peak_piece = max(pieces, key=lambda piece: piece.holders.held_bytes)
     peak, first_ns = peak_piece.holders, pieces[0].holders.start_ns
     facts = timeline.metadata.get(MEMORY, {})
     saved = {} if peak.process else facts.get("saved", {})  # with several processes, it is unknown whose these are
@@ -174,7 +176,7 @@ def summarize_memory(
     ]
     return MemorySummary(
         rows=rows,
-        peak_bytes=peak.held,
+        peak_bytes=peak.held_bytes,
         peak_ns=peak.time_ns,
         peak_seconds=(peak.time_ns - first_ns) / 1e9,
         peak_step=peak_piece.step,

@@ -61,8 +61,8 @@ _LOSS_SUFFIXES = ("Loss", "Criterion")
 class _Layer(NamedTuple):
     """Intervals that do not overlap, and the part of each."""
 
-    start: Int64Array
-    end: Int64Array
+    start_ns: Int64Array
+    end_ns: Int64Array
     part: Int64Array
 
 
@@ -101,7 +101,7 @@ def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
     if not len(times.number):
         nothing = np.zeros((0, len(parts)), np.int64)
         return DividedSteps(bounds, nothing, list(parts), {}, gaps, nothing, np.zeros(len(parts), np.int64))
-    order = np.argsort(times.start, kind="stable")
+    order = np.argsort(times.start_ns, kind="stable")
     ns, other_ns, tid = _divide(timeline, times.take(order), parts)
     step_rows, gap_rows = np.split(np.argsort(order, kind="stable"), [len(bounds.number)])
     longest = _longest_ranges(timeline, bounds, tid[step_rows])
@@ -141,7 +141,7 @@ def sum_up_around(divided: DividedSteps) -> Around:
     if bounds.step_by == OPTIMIZER:
         counted, cut = bounds.take(np.flatnonzero(bounds.counted)), np.flatnonzero(~bounds.counted)
         gaps, gap_ns = StepBounds.joined([gaps, bounds.take(cut)]), np.concatenate([gap_ns, divided.ns[cut]])
-        is_before, is_after = gaps.end <= counted.start[0], gaps.start >= counted.end[-1]
+        is_before, is_after = gaps.end_ns <= counted.start_ns[0], gaps.start_ns >= counted.end_ns[-1]
 
     def by_part(rows: BoolArray) -> dict[str, int]:
         total = zip(divided.names, gap_ns[rows].sum(axis=0).tolist(), strict=True)
@@ -158,15 +158,15 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
     """
     if not timeline.tracks:  # a piece with nothing except the ends of steps
         ns = np.zeros((len(bounds.number), len(parts)), np.int64)
-        ns[:, parts[OTHER]] = bounds.end - bounds.start
+        ns[:, parts[OTHER]] = bounds.end_ns - bounds.start_ns
         return ns, ns, bounds.tid
     line = ThreadLine(timeline, bounds)
-    ends = bounds.end if bounds.step_by == OPTIMIZER else bounds.end[:0]
+    ends = bounds.end_ns if bounds.step_by == OPTIMIZER else bounds.end_ns[:0]
     start, part = _paint(list(_layers(timeline, line, ends, parts)))
     thread = np.searchsorted(line.tids, bounds.tid)
     if bounds.step_by == OPTIMIZER:
         thread = _busiest(line, bounds, start, part, [parts[name] for name in _MODEL_PARTS])
-    low, high = line.move(thread, bounds.start), line.move(thread, bounds.end)
+    low, high = line.move(thread, bounds.start_ns), line.move(thread, bounds.end_ns)
     edges = np.sort(np.append(low, high))
     index = np.searchsorted(start, edges)
     start, part = np.insert(start, index, edges), np.insert(part, index, np.append(part, 0)[index - 1])
@@ -204,9 +204,9 @@ def _paint(layers: Sequence[_Layer]) -> tuple[Int64Array, Int64Array]:
     edges = distinct(np.concatenate([edge for layer in layers for edge in layer[:2]]))
     part = np.zeros(len(edges), np.int64)
     for layer in layers:
-        interval = np.searchsorted(layer.start, edges, side="right") - 1
+        interval = np.searchsorted(layer.start_ns, edges, side="right") - 1
         rows = np.flatnonzero(interval >= 0)
-        rows = rows[edges[rows] < layer.end[interval[rows]]]
+        rows = rows[edges[rows] < layer.end_ns[interval[rows]]]
         part[rows] = layer.part[interval[rows]]
     return edges, part
 
@@ -221,9 +221,9 @@ def _busiest(
     intervals = np.flatnonzero(part > 0)  # `other` is 0
     thread, low = line.back(start[intervals])
     high = low + start[intervals + 1] - start[intervals]
-    first, last = np.searchsorted(bounds.end, low, side="right"), np.searchsorted(bounds.start, high)
+    first, last = np.searchsorted(bounds.end_ns, low, side="right"), np.searchsorted(bounds.start_ns, high)
     step, row = expand_ranges(first, last)
-    ns = np.minimum(high[row], bounds.end[step]) - np.maximum(low[row], bounds.start[step])
+    ns = np.minimum(high[row], bounds.end_ns[step]) - np.maximum(low[row], bounds.start_ns[step])
     keys, pair = np.unique(step * threads + thread[row], return_inverse=True)
     in_any, in_model = (
         sums_at(len(keys), pair, values) for values in (ns, np.where(np.isin(part[intervals[row]], model_parts), ns, 0))
@@ -297,7 +297,7 @@ def measure_collections(timeline: Timeline) -> Int64Array:
 def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:
     """Return the time that any of the rows covers."""
     times = union_of(slices.start[rows], slices.end[rows])
-    return _Layer(times.start, times.end, np.full(len(times.start), part, np.int64))
+    return _Layer(times.start_ns, times.end_ns, np.full(len(times.start_ns), part, np.int64))
 
 
 def _by_name(timeline: Timeline, slices: Slices, rows: AnyArray, parts: Numbering[str]) -> Iterator[_Layer]:
@@ -385,7 +385,7 @@ def _gaps_before_passes(
     slices = line.slices
     rows = np.concatenate([models, passes])
     busy = union_of(slices.start[rows], slices.end[rows])
-    start, end = busy.end[:-1], busy.start[1:]
+    start, end = busy.end_ns[:-1], busy.start_ns[1:]
     backward = (slices.kind == MODULE) & (slices.phase == BACKWARD)
     calls_with_backward = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
     optimized = np.diff(np.searchsorted(np.sort(slices.start[optimizers]), np.stack([start, end]), "left"), axis=0)[0]
@@ -411,7 +411,7 @@ def _recompute(timeline: Timeline, line: ThreadLine, rerun: Int64Array, passes: 
         start.append(line.move(pass_thread, slices.start[inside]))
         end.append(line.move(pass_thread, slices.end[inside]))
     times = union_of(np.concatenate(start), np.concatenate(end))
-    return _Layer(times.start, times.end, np.full(len(times.start), part, np.int64))
+    return _Layer(times.start_ns, times.end_ns, np.full(len(times.start_ns), part, np.int64))
 
 
 def _longest_ranges(timeline: Timeline, bounds: StepBounds, step_tid: Int64Array) -> dict[tuple[int, str], str]:

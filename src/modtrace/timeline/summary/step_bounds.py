@@ -58,7 +58,7 @@ class ThreadLine:
             return
         thread = self.of_track[slices.track]
         rows = np.flatnonzero(thread >= 0)
-        step_thread, start, end = np.searchsorted(self.tids, bounds.tid), bounds.start, bounds.end
+        step_thread, start, end = np.searchsorted(self.tids, bounds.tid), bounds.start_ns, bounds.end_ns
         if len(start) and bounds.tid[0] < 0:
             step_thread = np.arange(len(self.tids))
             start, end = (np.full(len(self.tids), edge) for edge in (start.min(), end.max()))
@@ -132,9 +132,9 @@ class StepBounds(NamedTuple):
     """The start and end of each step: columns of equal length, in start order."""
 
     number: Int64Array  # int64[n], the step's number, from 0
-    # int64[n], Unix nanoseconds. If marks end steps: the end of the step before, but see `find_step_starts`.
-    start: Int64Array
-    end: Int64Array  # int64[n], Unix nanoseconds
+    # int64[n], Unix time. If marks end steps: the end of the step before, but see `find_step_starts`.
+    start_ns: Int64Array
+    end_ns: Int64Array  # int64[n], Unix time
     whole: BoolArray  # bool[n], False if the step's beginning was overwritten, or its end is unknown
     tid: Int64Array  # int64[n], thread of the call or range that is the step; -1 for a step of the whole process
     name: ObjectArray  # object[n], "step", or the name of the call or range
@@ -168,22 +168,22 @@ class StepBounds(NamedTuple):
         A mark cuts the gap around it, so that a timeline has the same gaps as its pieces. The gap after the last mark
         is not `whole`: in a piece of a timeline it belongs to the next piece.
         """
-        in_order = self.take(np.lexsort((self.start, self.tid)))
+        in_order = self.take(np.lexsort((self.start_ns, self.tid)))
         if self.step_by == OPTIMIZER:
             edges = _edges(timeline)
-            edges[0] = self.start.min(initial=edges[0])
-            edges[-1] = self.end.max(initial=edges[-1])
+            edges[0] = self.start_ns.min(initial=edges[0])
+            edges[-1] = self.end_ns.max(initial=edges[-1])
             edges = np.maximum(edges, edges[0])
             points = StepBounds.of_process(np.full(len(edges), _PROCESS), edges, edges, edges < 0)
             in_order = StepBounds.joined([points, in_order])
-            in_order = in_order.take(np.argsort(in_order.start, kind="stable"))
+            in_order = in_order.take(np.argsort(in_order.start_ns, kind="stable"))
         whole = np.ones(len(in_order.tid), np.bool_)
         whole[-1:] = self.step_by != OPTIMIZER
         in_order = in_order._replace(whole=whole)
         later = in_order.take(np.arange(1, len(in_order.tid)))
-        gaps = later._replace(start=in_order.end[:-1], end=later.start)
-        gaps = gaps.take(np.flatnonzero((in_order.tid[:-1] == later.tid) & (gaps.start < gaps.end)))
-        return gaps.take(np.argsort(gaps.start, kind="stable"))
+        gaps = later._replace(start_ns=in_order.end_ns[:-1], end_ns=later.start_ns)
+        gaps = gaps.take(np.flatnonzero((in_order.tid[:-1] == later.tid) & (gaps.start_ns < gaps.end_ns)))
+        return gaps.take(np.argsort(gaps.start_ns, kind="stable"))
 
     @property
     def counted(self) -> BoolArray:
@@ -197,19 +197,19 @@ class StepBounds(NamedTuple):
             return np.full(len(moment), -1)
         row_tid = np.searchsorted(tids, tid) if tids[0] != _PROCESS else np.zeros(len(moment), np.int64)
         # The key is the thread, then the number of steps of any thread that have started.
-        key = thread * (count + 1) + np.searchsorted(self.start, self.start, side="right")
+        key = thread * (count + 1) + np.searchsorted(self.start_ns, self.start_ns, side="right")
         order = np.argsort(key, kind="stable")
-        row_key = row_tid * (count + 1) + np.searchsorted(self.start, moment, side="right")
+        row_key = row_tid * (count + 1) + np.searchsorted(self.start_ns, moment, side="right")
         index = order[np.searchsorted(key[order], row_key, side="right") - 1]
         is_own = (self.tid[index] == tid) | (self.tid[index] == _PROCESS)
-        return np.where(is_own & (self.start[index] <= moment) & (moment < self.end[index]), index, -1)
+        return np.where(is_own & (self.start_ns[index] <= moment) & (moment < self.end_ns[index]), index, -1)
 
     def of_spans(self, timeline: Timeline) -> Int64Array:
         """Return the number of each span's step; -1 outside steps. GPU work belongs to the step of its call."""
         columns, on_stream = timeline.columns, select.on_gpu(timeline)
         if self.step_by == OPTIMIZER:
-            starts = np.append(self.start, -INT64_MAX)
-            is_before = columns.start < starts[np.searchsorted(self.end, columns.start, side="right")]
+            starts = np.append(self.start_ns, -INT64_MAX)
+            is_before = columns.start < starts[np.searchsorted(self.end_ns, columns.start, side="right")]
             return np.where(is_before & ~on_stream, -1, columns.step)
         tid = np.array([track.tid for track in timeline.tracks], np.int64)[columns.track]
         step = np.append(self.number, -1)[self.index_at(columns.start, tid)]
@@ -242,7 +242,7 @@ def take_steps(
     low, high = select.step_interval(first, last, int(bounds.number[-1]) + 1)
     called = bounds.take(np.flatnonzero((bounds.number >= low) & (bounds.number < high)))
     part = select.started_in(
-        timeline, int(called.start.min(initial=INT64_MAX)), int(called.end.max(initial=-INT64_MAX))
+        timeline, int(called.start_ns.min(initial=INT64_MAX)), int(called.end_ns.max(initial=-INT64_MAX))
     )
     return replace(part, metadata={**part.metadata, FIRST_CALLED: {bounds.step_by: max(low, int(bounds.number[0]))}})
 

@@ -131,7 +131,9 @@ def measure_steps(timeline: Timeline, step_by: str) -> Steps:
     recompute = union(columns, recomputes & trains & (is_root | ~recomputes[columns.parent])).time_within(start, end)
     passes = union(slices, slices.block_of(BACKWARD_PASS)).time_within(start, end)
     before_ns, after_ns = _edges_outside(all_busy, start, end)
-    either = union_of(np.append(all_busy.start, evaluations.start), np.append(all_busy.end, evaluations.end))
+    either = union_of(
+        np.append(all_busy.start_ns, evaluations.start_ns), np.append(all_busy.end_ns, evaluations.end_ns)
+    )
     evaluation = either.time_within(start, end) - modules
     before_ns = before_ns - evaluations.time_within(start, start + before_ns)
     after_ns = after_ns - evaluations.time_within(end - after_ns, end)
@@ -164,9 +166,9 @@ def _evaluation_rows(timeline: Timeline) -> Int64Array:
 
 def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return, for each step, the time before its first span (the whole step without spans) and after its last span."""
-    starts, ends = np.append(busy.start, INT64_MAX), np.append(busy.end, INT64_MIN)
-    first_start = np.clip(starts[np.searchsorted(busy.end, start, side="right")], start, end)
-    last_end = np.clip(ends[np.searchsorted(busy.start, end) - 1], start, end)
+    starts, ends = np.append(busy.start_ns, INT64_MAX), np.append(busy.end_ns, INT64_MIN)
+    first_start = np.clip(starts[np.searchsorted(busy.end_ns, start, side="right")], start, end)
+    last_end = np.clip(ends[np.searchsorted(busy.start_ns, end) - 1], start, end)
     return first_start - start, np.where(first_start < end, end - last_end, 0)
 
 

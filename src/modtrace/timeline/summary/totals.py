@@ -100,8 +100,8 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
 class _PieceTotals(NamedTuple):
     """The sums of one piece of a timeline."""
 
-    totals: Int64Array  # int64[phases, groups], total ns
-    self_ns: Int64Array  # int64[phases, groups], self ns
+    total_ns: Int64Array  # int64[phases, groups], with inner calls
+    self_ns: Int64Array  # int64[phases, groups], without them
     calls: Int64Array  # int64[groups], numbers of calls
     order: list[int]  # indices of the groups, in the order of their first calls
     in_steps: GroupTimes  # times of the groups in each step
@@ -149,7 +149,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
     called, first = np.unique(group, return_index=True)
     steps = measure_steps(timeline, step_by)
     return _PieceTotals(
-        totals=total_ns,
+        total_ns=total_ns,
         self_ns=sums_at(total_ns.shape, (columns.phase, group), self_ns),
         calls=np.bincount(group[columns.phase == FORWARD], minlength=len(groups)),
         order=called[np.argsort(first)].tolist(),
@@ -305,7 +305,7 @@ def _module_columns(
         np.add.at(in_steps_ns, group[counts], ns[counts])
     calls, totals, self_ns = (
         _sum_groups((getattr(piece, name) for piece in pieces), len(in_steps_ns))
-        for name in ("calls", "totals", "self_ns")
+        for name in ("calls", "total_ns", "self_ns")
     )
     columns = {
         **{f"{name}_ns": totals[phase] for phase, name in enumerate(PHASES)},

@@ -135,8 +135,8 @@ class RangeTimes(NamedTuple):
 class _Times(NamedTuple):
     """Steps, or calls in them: columns of equal length."""
 
-    start: Int64Array
-    end: Int64Array
+    start_ns: Int64Array
+    end_ns: Int64Array
     tid: Int64Array
     calls: Int64Array
 
@@ -159,7 +159,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
     call, step, is_first = _calls_inside(timeline, bounds)
     calls = np.bincount(step, minlength=len(bounds.number))
     slices = timeline.slices
-    threads, units = _thread_names(timeline), _Times(bounds.start, bounds.end, bounds.tid, calls)
+    threads, units = _thread_names(timeline), _Times(bounds.start_ns, bounds.end_ns, bounds.tid, calls)
     call_times = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
     for name, rows in bounds.by_name().items():
         counts = np.zeros(len(bounds.whole), np.bool_)
@@ -170,7 +170,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
             for stage, is_in_stage in zip(stages, (is_first, ~is_first), strict=True):
                 times[stage] = call_times.take(counts[step] & is_in_stage)
         yield from (
-            _row(name, stage, "", stage_times) for stage, stage_times in times.items() if len(stage_times.start)
+            _row(name, stage, "", stage_times) for stage, stage_times in times.items() if len(stage_times.start_ns)
         )
         by_thread = {stage: stage_times.by_thread() for stage, stage_times in times.items()}
         tids = [*by_thread[""]] if len(by_thread[""]) > 1 else []
@@ -200,8 +200,8 @@ def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, I
 
 def _row(unit: str, stage: str, thread: str, times: _Times) -> UnitTimes:
     """Return the row of a table for steps, or calls in them, with these times."""
-    duration_ns = times.end - times.start
-    period_ns = int(times.end.max() - times.start.min())
+    duration_ns = times.end_ns - times.start_ns
+    period_ns = int(times.end_ns.max() - times.start_ns.min())
     return UnitTimes(
         unit=unit,
         stage=stage,

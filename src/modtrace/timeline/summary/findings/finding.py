@@ -161,9 +161,9 @@ def findings_lines(
 def _gaps_before(divided: DividedSteps) -> Int64Array:
     """Return int64[steps, parts], gap before each step; 0 if marks end steps, or several threads have steps."""
     bounds, gaps, gap_ns = divided.bounds, divided.gaps, np.zeros_like(divided.ns)
-    if bounds.step_by != OPTIMIZER and len(gaps.end) and len(np.unique(bounds.tid)) == 1:
-        gap_index = np.minimum(np.searchsorted(gaps.end, bounds.start), len(gaps.end) - 1)
-        has_gap = gaps.end[gap_index] == bounds.start
+    if bounds.step_by != OPTIMIZER and len(gaps.end_ns) and len(np.unique(bounds.tid)) == 1:
+        gap_index = np.minimum(np.searchsorted(gaps.end_ns, bounds.start_ns), len(gaps.end_ns) - 1)
+        has_gap = gaps.end_ns[gap_index] == bounds.start_ns
         gap_ns[has_gap] = divided.gap_ns[gap_index[has_gap]]
     return gap_ns
 
@@ -234,9 +234,9 @@ class RuleInput:
         counted_steps, self.part_names = np.flatnonzero(divided.bounds.counted), list(divided.names)
         self.step_numbers, self.part_times_ns = divided.bounds.number[counted_steps], divided.ns[counted_steps]
         bounds = divided.bounds.take(counted_steps)
-        busy_ns = int(np.subtract(*union_of(bounds.start, bounds.end)[::-1]).sum())
+        busy_ns = int(np.subtract(*union_of(bounds.start_ns, bounds.end_ns)[::-1]).sum())
         self.thread_count = len(np.unique(bounds.tid[bounds.tid >= 0]))
-        self.mean_concurrency = int((bounds.end - bounds.start).sum()) / max(busy_ns, 1)
+        self.mean_concurrency = int((bounds.end_ns - bounds.start_ns).sum()) / max(busy_ns, 1)
         self.gap_ns = _gaps_before(divided)[counted_steps]
         self.other_ns_after = dict(zip(self.part_names, divided.other_ns.tolist(), strict=True))
         self.duration_ns = self.part_times_ns.sum(axis=1) - self.part_ns("evaluation")
