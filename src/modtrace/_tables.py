@@ -190,15 +190,24 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table, and sentences about it."""
+    """A table, and sentences about it.
 
-    columns: Sequence[Column]  # the columns for people
-    rows: Sequence[Any]  # records
-    # The raw values that CSV, JSON and DataFrames contain for a row, by name; empty: the values of the columns.
+    Attributes:
+        columns: the columns for people.
+        rows: the records, one per row.
+        fields: the raw values that CSV, JSON and DataFrames contain for a row, by name; empty: the values of the
+            columns.
+        sentences: lines above the table; an empty sentence is an empty line.
+        notes: lines below the table, such as how to read it or which data it lacks.
+        noun: the thing that a row describes.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
     fields: Mapping[str, Value] = {}
-    sentences: Sequence[str] = ()  # lines above the table; an empty sentence is an empty line
-    notes: Sequence[str] = ()  # lines below the table, such as how to read it or which data it lacks
-    noun: str = "row"  # the thing that a row describes
+    sentences: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    noun: str = "row"
 
     def to(self, form: Form, limit: int | None = None, width: int | None = None) -> Any:
         """Return the table in a form: a DataFrame of pandas or polars for "frame", text for all others.

@@ -78,10 +78,14 @@ class Typical(NamedTuple):
 
     Other programs make single steps slower and none faster. That changes the faster half less than half as much as the
     median; without a disturbance, both are equally precise.
+
+    Attributes:
+        time_ns: the mean.
+        variance: relative variance of the mean: 0.0001 if it is known to 1 %.
     """
 
-    time_ns: float  # mean
-    variance: float  # relative variance of the mean: 0.0001 if it is known to 1 %
+    time_ns: float
+    variance: float
 
 
 class Samples(NamedTuple):
@@ -226,32 +230,53 @@ def names_around(fqn: str) -> list[str]:
 
 
 class ModuleRun(NamedTuple):
-    """A module in one phase of one recording, or a part of the step, with one call in each step that has it."""
+    """A module in one phase of one recording, or a part of the step, with one call in each step that has it.
 
-    time: Typical  # typical time in a step with calls
-    steps: int  # number of these steps
-    calls: int  # median number of spans in one; inside a compiled region, of calls
-    fewest_calls: int  # 5th percentile of this number
-    most_calls: int  # 95th percentile of this number
-    period: int = 0  # distance of the steps with calls, if all are at one distance; otherwise 0
+    Attributes:
+        time: typical time in a step with calls.
+        steps: number of these steps.
+        calls: median number of spans in one; inside a compiled region, of calls.
+        fewest_calls: 5th percentile of this number.
+        most_calls: 95th percentile of this number.
+        period: distance of the steps with calls, if all are at one distance; otherwise 0.
+    """
+
+    time: Typical
+    steps: int
+    calls: int
+    fewest_calls: int
+    most_calls: int
+    period: int = 0
 
 
 class RunTimes(NamedTuple):
-    """The measurements of one recording."""
+    """The measurements of one recording.
 
-    modules: Mapping[Key, ModuleRun]  # by module and phase
-    classes: Mapping[str, str]  # class by module, in the order of their first calls
-    step: Typical  # typical duration of a whole step
-    steps: int  # number of measured steps
-    warm_up: int  # number of steps that were left out at the start
-    environment: Mapping[str, str]  # metadata that can explain a difference, as texts
-    parts: Mapping[str, ModuleRun] = {}  # by part of the step; empty in a baseline of an earlier version
-    # By module or class, peak of the tensors' memory inside it, minus the memory at its start; under an empty name,
-    # peak of all tensors; empty if memory was not recorded
+    Attributes:
+        modules: times by module and phase.
+        classes: class by module, in the order of the first calls.
+        step: typical duration of a whole step.
+        steps: number of measured steps.
+        warm_up: number of steps that were left out at the start.
+        environment: metadata that can explain a difference: texts by name.
+        parts: times by part of the step; empty in a baseline of an earlier version.
+        peak_bytes: by module or class, peak of the tensors' memory inside it, minus the memory at its start; under an
+            empty name, peak of all tensors; empty if memory was not recorded.
+        compiled: names of the regions that torch.compile made of modules.
+        in_functions: by eager name, compiled name of a module that a compiled function calls.
+        lines: program lines around time outside modules and ranges: part of the step, phrase with the lines, ns.
+    """
+
+    modules: Mapping[Key, ModuleRun]
+    classes: Mapping[str, str]
+    step: Typical
+    steps: int
+    warm_up: int
+    environment: Mapping[str, str]
+    parts: Mapping[str, ModuleRun] = {}
     peak_bytes: Mapping[str, int] = {}
-    compiled: tuple[str, ...] = ()  # names of the regions that torch.compile made of modules
-    in_functions: Mapping[str, str] = {}  # by eager name, compiled name of a module that a compiled function calls
-    # Program lines around time outside modules and ranges: part of the step, phrase with the lines, ns
+    compiled: tuple[str, ...] = ()
+    in_functions: Mapping[str, str] = {}
     lines: tuple[tuple[str, str, int], ...] = ()
 
 

@@ -19,13 +19,21 @@ SIDE_TITLES = ("before", "after")
 
 
 class TypicalStep(NamedTuple):
-    """A typical step of one side."""
+    """A typical step of one side.
 
-    step: Timeline  # spans that start in it, whole, and everything else in it
-    start_ns: int  # start, Unix nanoseconds
+    Attributes:
+        step: spans that start in it, whole, and everything else in it.
+        start_ns: start, Unix nanoseconds.
+        duration_ns: its duration in nanoseconds.
+        renamed: names on the other side, by names on this one.
+        by: compared unit: module or class.
+    """
+
+    step: Timeline
+    start_ns: int
     duration_ns: int
-    renamed: Mapping[str, str]  # names on the other side, by names on this one
-    by: GroupBy = "module"  # compared unit: module or class
+    renamed: Mapping[str, str]
+    by: GroupBy = "module"
 
 
 def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> TypicalStep:

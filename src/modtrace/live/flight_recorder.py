@@ -33,13 +33,21 @@ _OPERATORS = {**OPERATORS, "_all_gather_base": "all_gather_into_tensor"}
 
 
 class FlightRecord(NamedTuple):
-    """The dump of one process; times are Unix nanoseconds, counters are the flight recorder's."""
+    """The dump of one process; times are Unix nanoseconds, counters are the flight recorder's.
 
-    path: str  # path of the dump
-    rank: int  # rank of the process, from the end of the file name
-    dumped_ns: int  # modification time of the file
-    groups: tuple[GroupProgress, ...]  # progress in each group; groups have no ranks if the dump has none
-    peers: tuple[PeerProgress, ...]  # progress with each peer; counters start at 0 with the first incomplete call
+    Attributes:
+        path: path of the dump.
+        rank: rank of the process, from the end of the file name.
+        dumped_ns: modification time of the file.
+        groups: progress in each group; groups have no ranks if the dump has none.
+        peers: progress with each peer; counters start at 0 with the first incomplete call.
+    """
+
+    path: str
+    rank: int
+    dumped_ns: int
+    groups: tuple[GroupProgress, ...]
+    peers: tuple[PeerProgress, ...]
 
 
 def rank_of_dump(path: str) -> int | None:

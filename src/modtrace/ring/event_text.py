@@ -34,13 +34,19 @@ UNSEEN_BY_PYTHON = (
 
 
 class CollectiveName(NamedTuple):
-    """The name of a collective."""
+    """The name of a collective.
 
-    operator: str  # its name in `torch.distributed` (`all_reduce`, `send`)
-    group: str  # torch's name of the process group (`0` for the default group)
-    peer: int = -1  # the rank in the group at the other end of a send or receive; -1 without one
-    # Type of the device that runs the operator (`cuda`) while threads go on; empty for the CPU, and for calls without
-    # tensors, such as a barrier.
+    Attributes:
+        operator: its name in `torch.distributed` (`all_reduce`, `send`).
+        group: torch's name of the process group (`0` for the default group).
+        peer: the rank in the group at the other end of a send or receive; -1 without one.
+        device: type of the device that runs the operator (`cuda`) while threads go on; empty for the CPU, and for calls
+            without tensors, such as a barrier.
+    """
+
+    operator: str
+    group: str
+    peer: int = -1
     device: str = ""
 
 

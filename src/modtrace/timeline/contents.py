@@ -369,17 +369,27 @@ _FIELDS = 6
 
 @dataclass(frozen=True)
 class GpuWork:
-    """The kernels, memcpys, memsets and communication of a trace, summed by launcher and step."""
+    """The kernels, memcpys, memsets and communication of a trace, summed by launcher and step.
 
-    # Fully qualified name and class of each module; the reason and an empty text for work without a module
+    Attributes:
+        modules: fully qualified name and class of each module; for work without a module, the reason and an empty text.
+        places: the launchers, see `place`.
+        place: int64[n], index into `places`.
+        step: int64[n], number of the step that launched it; -1 if steps are not distinguished.
+        kind: int64[n], 0 for kernels, 1 for memcpys, 2 for memsets, 3 for communication of any kind.
+        count: int64[n], number of kernels, copies or collectives.
+        duration: int64[n], total duration in nanoseconds.
+        overlap: int64[n], nanoseconds of communication while the device computed; 0 for the other kinds.
+    """
+
     modules: Sequence[tuple[str, str]]
-    places: Sequence[Place]  # the launchers
-    place: Int64Array  # int64[n], index into `places`
-    step: Int64Array  # int64[n], number of the step that launched it; -1 if steps are not distinguished
-    kind: Int64Array  # int64[n], 0 for kernels, 1 for memcpys, 2 for memsets, 3 for communication of any kind
-    count: Int64Array  # int64[n], number of kernels, copies or collectives
-    duration: Int64Array  # int64[n], total duration in ns
-    overlap: Int64Array  # int64[n], ns of communication while the device computed; 0 for the other kinds
+    places: Sequence[Place]
+    place: Int64Array
+    step: Int64Array
+    kind: Int64Array
+    count: Int64Array
+    duration: Int64Array
+    overlap: Int64Array
 
     @property
     def rows(self) -> Int64Array:

@@ -54,15 +54,25 @@ _NO_PLACE: ModulePhase = (OUTSIDE, "")
 
 
 class RoleWait(NamedTuple):
-    """A role that waits for another one."""
+    """A role that waits for another one.
 
-    role: str  # the waiting process or role, in the form used in sentences (`trainers`)
-    waits_for: str  # the awaited process (`rollout 2`), or all processes of a role
-    share: float  # share of a step, the mean of the waiting processes
+    Attributes:
+        role: the waiting process or role, in the form used in sentences (`trainers`).
+        waits_for: the awaited process (`rollout 2`), or all processes of a role.
+        share: share of a step, the mean of the waiting processes.
+        ns_per_step: that share in nanoseconds: the mean wait in a step.
+        fqn: the module or range that causes the wait, or `OUTSIDE`.
+        phase: phase of the module; `IN_RANGE`; empty outside modules and ranges.
+        ratio: time there divided by the time in the other processes of its role; None if they have none.
+    """
+
+    role: str
+    waits_for: str
+    share: float
     ns_per_step: int
-    fqn: str  # the module or range that causes the wait, or `OUTSIDE`
-    phase: str  # phase of the module; `IN_RANGE`; empty outside modules and ranges
-    ratio: float | None  # time there divided by the time in the other processes of its role; None if they have none
+    fqn: str
+    phase: str
+    ratio: float | None
 
     @property
     def sentence(self) -> str:

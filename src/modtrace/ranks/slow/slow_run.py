@@ -78,14 +78,23 @@ _COLOURS = np.array([(255, 255, 255), (253, 212, 158), (239, 101, 72), (127, 0, 
 
 
 class PartOfRun(NamedTuple):
-    """The findings of a part of a run."""
+    """The findings of a part of a run.
 
-    steps: list[StepFinding]  # one finding per step
-    ranks: Int64Array  # the ranks in this part, ascending
-    lateness: Float32Array  # float32[ranks, steps], maximum ns after the other ranks' median; NaN without collectives
-    saved: Mapping[int, int]  # late rank -> ns by which these steps would be shorter without its excess
-    saved_ns: int  # ns by which these steps would be shorter without the excess of all late ranks
-    waits: bool  # True if a thread waited for other ranks; always False if a device runs all collectives
+    Attributes:
+        steps: one finding per step.
+        ranks: the ranks in this part, ascending.
+        lateness: float32[ranks, steps], maximum ns after the other ranks' median; NaN without collectives.
+        saved: late rank -> ns by which these steps would be shorter without its excess.
+        saved_ns: ns by which these steps would be shorter without the excess of all late ranks.
+        waits: True if a thread waited for other ranks; always False if a device runs all collectives.
+    """
+
+    steps: list[StepFinding]
+    ranks: Int64Array
+    lateness: Float32Array
+    saved: Mapping[int, int]
+    saved_ns: int
+    waits: bool
 
 
 class LateModule(NamedTuple):
@@ -98,14 +107,23 @@ class LateModule(NamedTuple):
 
 
 class LateRank(NamedTuple):
-    """A late rank, over the whole run."""
+    """A late rank, over the whole run.
 
-    rank: int  # number of the rank
-    steps: int  # number of steps in which it was the late rank
-    cost_ns: int  # total cost in these steps
-    saved_ns: int  # ns by which the run would be shorter without its excess
-    is_slow: bool  # True if it was late more often than by chance, False if now and then
-    modules: tuple[LateModule, ...]  # the places in which it was late, the worst first
+    Attributes:
+        rank: number of the rank.
+        steps: number of steps in which it was the late rank.
+        cost_ns: total cost in these steps.
+        saved_ns: ns by which the run would be shorter without its excess.
+        is_slow: True if it was late more often than by chance, False if now and then.
+        modules: the places in which it was late, the worst first.
+    """
+
+    rank: int
+    steps: int
+    cost_ns: int
+    saved_ns: int
+    is_slow: bool
+    modules: tuple[LateModule, ...]
 
     @property
     def place(self) -> str:

@@ -37,21 +37,28 @@ _VARYING_CATEGORIES = ("gc", "compile", "saving", "evaluation", "generate")
 
 
 class OpenCall(NamedTuple):
-    """A call that has not ended; or a range, on a thread that is in no module."""
+    """A call that has not ended; or a range, on a thread that is in no module.
 
-    # The module's fully qualified name (`GPT.transformer.h.0`), or the range's name; empty if the running autograd node
-    # belongs to no module
+    Attributes:
+        fqn: the module's fully qualified name (`GPT.transformer.h.0`), or the range's name; empty if the running
+            autograd node belongs to no module.
+        phase: "forward", "backward", "recompute" or "after backward"; for a range its category ("data loading"). "After
+            backward" is the innermost call of a thread in a backward pass that runs no node: it waits, such as
+            DistributedDataParallel for other ranks. `fqn` is then the module whose node ran last, empty if none ran
+            yet.
+        since_ns: start in monotonic nanoseconds; for "backward" of the running autograd node, for "after backward" the
+            end of the last node, or the start of the pass.
+        module_class: the name of the module's class (`Block`).
+        compiled_modules: number of inner modules that torch.compile compiled with it; 0 if unknown.
+        compiled_unknown: the reason, with remedy, why the modules inside a compiled call are unknown.
+    """
+
     fqn: str
-    # "forward", "backward", "recompute" or "after backward"; for a range its category ("data loading"). "After
-    # backward" is the innermost call of a thread in a backward pass that runs no node: it waits, such as
-    # DistributedDataParallel for other ranks. `fqn` is then the module whose node ran last, empty if none ran yet.
     phase: str
-    # Start in monotonic nanoseconds; for "backward" of the running autograd node, for "after backward" the end of the
-    # last node, or the start of the pass
     since_ns: int
-    module_class: str = ""  # the name of the module's class (`Block`)
-    compiled_modules: int = 0  # number of inner modules that torch.compile compiled with it; 0 if unknown
-    compiled_unknown: str = ""  # the reason, with remedy, why the modules inside a compiled call are unknown
+    module_class: str = ""
+    compiled_modules: int = 0
+    compiled_unknown: str = ""
 
     @property
     def described_class(self) -> str:
@@ -82,14 +89,20 @@ def lasts_too_long(call: OpenCall, duration_ns: int, usual_ns: int | None) -> bo
 
 
 class ThreadStack(NamedTuple):
-    """The open calls of one thread."""
+    """The open calls of one thread.
 
-    thread: str  # the thread's name
-    tid: int  # the operating system's id of the thread
-    # The open calls, outermost first, inside an `evaluation` if the model is being evaluated. Open ranges are listed
-    # only if the thread is in no module.
+    Attributes:
+        thread: the thread's name.
+        tid: the operating system's id of the thread.
+        calls: the open calls, outermost first, inside an `evaluation` if the model is being evaluated. Open ranges are
+            listed only if the thread is in no module.
+        last_ns: time of its last event, monotonic nanoseconds.
+    """
+
+    thread: str
+    tid: int
     calls: tuple[OpenCall, ...]
-    last_ns: int  # time of its last event, monotonic nanoseconds
+    last_ns: int
 
 
 class _OpenPass(NamedTuple):

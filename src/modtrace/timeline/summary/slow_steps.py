@@ -82,12 +82,18 @@ class StepParts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepsInParts(LazyRows[StepParts]):
-    """Steps in parts, as columns."""
+    """Steps in parts, as columns.
+
+    Attributes:
+        bounds: number, start, end and name of each step.
+        ns: int64[steps, parts], the time of each step in each part.
+        parts: names of the parts.
+        causes: by index of a slow step, ascending: `StepParts.cause` and `.slow_by`.
+    """
 
     bounds: StepBounds = NO_STEPS
-    ns: Int64Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # int64[steps, parts]
-    parts: Sequence[str] = ()  # names of the parts
-    # By index of a slow step, ascending: `StepParts.cause` and `.slow_by`.
+    ns: Int64Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    parts: Sequence[str] = ()
     causes: Mapping[int, tuple[str, SlowPart]] = field(default_factory=dict)
 
     def __len__(self) -> int:
