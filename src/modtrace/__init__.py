@@ -14,10 +14,12 @@ import os
 from typing import TYPE_CHECKING
 
 from . import _errors
+from ._errors import ArgumentError as ArgumentError
 from ._errors import EngineError as EngineError
 from ._errors import ModtraceError as ModtraceError
 from ._errors import RecordingError as RecordingError
 from ._errors import RingError as RingError
+from ._errors import TorchMissingError as TorchMissingError
 from ._errors import TraceError as TraceError
 from ._errors import WriteError as WriteError
 from ._version import __version__ as __version__
@@ -74,8 +76,6 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        from ._errors import TorchMissingError
-
         raise TorchMissingError from None
     return value
 

@@ -1,7 +1,9 @@
 """The errors that modtrace raises on purpose, and checks for required packages such as torch.
 
 ModtraceError
+├── ArgumentError       an argument has a value that makes no sense; also a ValueError
 ├── RecordingError      a recording cannot be started, or is used in the wrong state
+│   └── TorchMissingError   torch is not installed; also an ImportError
 ├── EngineError         the native engine is requested and not available
 ├── RingError           a ring file cannot be made, read or trusted
 ├── TraceError          an input trace is broken; names the file and the byte offset
@@ -13,11 +15,24 @@ import os
 import platform
 import sysconfig
 
-__all__ = ["EngineError", "ModtraceError", "RecordingError", "RingError", "TraceError", "WriteError"]
+__all__ = [
+    "ArgumentError",
+    "EngineError",
+    "ModtraceError",
+    "RecordingError",
+    "RingError",
+    "TorchMissingError",
+    "TraceError",
+    "WriteError",
+]
 
 
 class ModtraceError(Exception):
     """The base of every error that modtrace raises on purpose."""
+
+
+class ArgumentError(ModtraceError, ValueError):
+    """An argument has a value that makes no sense; the message names the values that do."""
 
 
 class RecordingError(ModtraceError):
@@ -57,7 +72,11 @@ class WriteError(ModtraceError):
 
 
 class TorchMissingError(RecordingError, ImportError):
-    """A function that records is requested, and torch is not installed."""
+    """A name that records is requested, and torch is not installed.
+
+    It is an ImportError, not an AttributeError: Python replaces the message of an AttributeError by its own in
+    `from modtrace import record`.
+    """
 
     def __init__(self) -> None:
         super().__init__("torch is not installed, and without it nothing is recorded: pip install 'modtrace[torch]'")

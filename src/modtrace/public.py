@@ -89,7 +89,7 @@ class Timeline(TimelineData):
             end_ns: end of the range in Unix ns; None: the end of the timeline.
 
         Raises:
-            ValueError: the end is before the start.
+            ArgumentError: the end is before the start.
         """
         return Timeline.of(select.window(self, start_ns, end_ns))
 
@@ -108,8 +108,7 @@ class Timeline(TimelineData):
             step_by: definition of a step, as for `summary`.
 
         Raises:
-            ValueError: `last` is before `first`.
-            ModtraceError: `step_by` names no range and no class.
+            ArgumentError: `last` is before `first`, or `step_by` names no range and no class.
         """
         return Timeline.of(take_steps(self, first, last, step_by))
 
@@ -123,7 +122,8 @@ class Timeline(TimelineData):
             step_by: definition of a step, as for `summary`.
 
         Raises:
-            ModtraceError: no step is complete, or `step_by` names no range and no class.
+            ModtraceError: no step is complete.
+            ArgumentError: `step_by` names no range and no class.
 
         Example:
             >>> modtrace.load("train.pftrace").typical_step().save("step.html")
@@ -153,7 +153,7 @@ class Timeline(TimelineData):
                 steps or backward passes, otherwise "call".
 
         Raises:
-            ModtraceError: there is no such range or class.
+            ArgumentError: there is no such range or class.
 
         Example:
             >>> for unit in timeline.summary(step_by="range request").units:

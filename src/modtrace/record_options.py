@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.profiler import ProfilerAction
 
 EngineName = Literal["auto", "native", "python"]
+EngineKind = Literal["native", "python"]
 ENGINES: tuple[EngineName, ...] = ("auto", "native", "python")
 DEFAULT_CAPACITY = 1 << 20
 MIN_CAPACITY = 16

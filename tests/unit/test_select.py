@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modtrace import Timeline
+from modtrace import ArgumentError, Timeline
 from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Track
 from modtrace.timeline import Timeline as TimelineData
 from modtrace.timeline.nesting import nest_by_time
@@ -100,9 +100,9 @@ def test_an_open_window_is_everything() -> None:
 
 
 def test_a_window_that_ends_before_it_starts_is_refused() -> None:
-    with pytest.raises(ValueError, match="ends 5 ns before it starts"):
+    with pytest.raises(ArgumentError, match="ends 5 ns before it starts"):
         window(small(), 10, 5)
-    with pytest.raises(ValueError, match="step 1 is before step 2"):
+    with pytest.raises(ArgumentError, match="step 1 is before step 2"):
         steps(small(), 2, 1)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from .._errors import ModtraceError
+from .._errors import ArgumentError, ModtraceError
 from ..read import read_timeline
 from ..timeline import Timeline
 from ..timeline.summary import GroupBy, outer_modules
@@ -49,7 +49,8 @@ def diff(
         The comparison, with a `Change` per module and phase, and per part of the step; times in nanoseconds.
 
     Raises:
-        ModtraceError: a recording has no whole steps, a file cannot be read, or `map` names a module that no side has.
+        ModtraceError: a recording has no whole steps, or a file cannot be read.
+        ArgumentError: `map` names a module that no side has, or `step_by` no range and no class.
 
     Examples:
         >>> print(modtrace.diff("yesterday.pftrace", "today.pftrace"))
@@ -138,7 +139,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
     for old, new in renamed.items():
         for names, name, when in zip(names_of, (old, new), ("before", "after"), strict=True):
             if name not in names:
-                raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
+                raise ArgumentError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
     before = [run_times.renamed_run(run, renamed) for run in before]
     names_before, names_after = names_in_functions(before, after), names_in_functions(after, before)
     counts = len(before), len(after)

@@ -15,7 +15,15 @@ from torch import nn
 
 from .._errors import RecordingError, check_can_record
 from .._ranks import role_in
-from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_count, check_engine, check_role
+from ..record_options import (
+    DEFAULT_CAPACITY,
+    EngineKind,
+    EngineName,
+    check_capacity,
+    check_count,
+    check_engine,
+    check_role,
+)
 from ..track.event_sink import DeviceChoice, EngineOptions
 from ..track.ranges import NamedRange
 from ..track.ranges import named_range as range  # noqa: A004  # only as modtrace.range
@@ -27,7 +35,7 @@ from .loader_workers import WorkerRings
 from .outputs import Schedule
 from .recording import Recording
 
-__all__ = ["NamedRange", "Recording", "current", "range", "record"]
+__all__ = ["EngineKind", "NamedRange", "Recording", "current", "range", "record"]
 
 _DEFAULT_DEPTH = 2
 _Value = TypeVar("_Value")

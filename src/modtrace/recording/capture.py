@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from .._errors import EngineError, RecordingError
 from .._interrupts import raised_by_handler
 from .._ranks import host_hash, rank_in
 from .._version import __version__
-from ..record_options import EngineName
+from ..record_options import EngineKind, EngineName
 from ..ring import FIRST_STEP, STACKS_SIGNAL, WORKERS, Kind, Ring, RingSnapshot
 from ..ring.slot_format import NO_NAME
 from ..track.event_sink import EngineOptions, OnError, warn_once, warn_without
@@ -185,7 +185,7 @@ class Capture:
         )
 
 
-def choose_engine(option: EngineName) -> Literal["native", "python"]:
+def choose_engine(option: EngineName) -> EngineKind:
     """Return the engine for an option: "auto" is the native engine if it can be loaded, otherwise the Python engine."""
     if option != "auto":
         return option
@@ -196,9 +196,7 @@ def choose_engine(option: EngineName) -> Literal["native", "python"]:
     return "python"
 
 
-def make_engine(
-    name: Literal["native", "python"], ring: Ring, on_error: OnError, options: EngineOptions
-) -> NativeEngine | PythonEngine:
+def make_engine(name: EngineKind, ring: Ring, on_error: OnError, options: EngineOptions) -> NativeEngine | PythonEngine:
     """Return a new engine; start it to write events.
 
     Raises EngineError if the native engine cannot be loaded, or the Python engine shall count FLOPs.

@@ -19,6 +19,7 @@ from .._errors import ModtraceError, RecordingError
 from .._interrupts import hold_ctrl_c, raised_by_handler
 from ..live.follow import KEEP_PREFIX
 from ..public import Timeline
+from ..record_options import EngineKind
 from ..ring import Kind
 from ..timeline import RingAnalysis, RingPieces, ThreadStack
 from ..timeline.summary.overview import kept_sentence
@@ -128,7 +129,7 @@ class Recording:
         return self._marked_steps or self._optimizer_steps.ended
 
     @property
-    def engine(self) -> str:
+    def engine(self) -> EngineKind:
         """The name of the engine: "native" or "python".
 
         Raises:

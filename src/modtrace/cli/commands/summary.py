@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ..._tables import SORT_KEYS
+from ..._tables import SORT_KEYS, SortKey
 from .. import options
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def summary_command(
     output_format: options.TableFormat,
     by: Literal["module", "class", "step"],
     tree: bool,
-    sort: str | None,
+    sort: SortKey | None,
     limit: int | None,
     only: str | None,
     max_depth: int | None,

@@ -1,5 +1,6 @@
 """Times of a timeline's modules and steps, findings about them, and tables of both in many forms."""
 
+from ..._tables import SortKey as SortKey
 from ..._tables import Table as Table
 from .compiled import CompiledModule as CompiledModule
 from .device_summary import DeviceModule as DeviceModule

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._arrays import AnyArray
-from ..._tables import SORT_KEYS, Table, cut_json, cut_middle, join_texts, json_text, json_values, paragraph
+from ..._errors import ArgumentError
+from ..._tables import SORT_KEYS, SortKey, Table, cut_json, cut_middle, join_texts, json_text, json_values, paragraph
 from . import tables
 from .compiled import CompiledModule
 from .device_summary import DeviceSummary, device_table, device_totals
@@ -113,7 +114,7 @@ class Summary:
         divided = self.step_parts
         return sum_up_parts(divided.take(np.isin(divided.bounds.number, self.steps.counted.columns.step)))
 
-    def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
+    def sort_by(self, key: SortKey | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
 
         Args:
@@ -122,12 +123,12 @@ class Summary:
             limit: maximum number of rows; None: all.
 
         Raises:
-            ValueError: the key is not one of them, or is "gpu" without GPU columns.
+            ArgumentError: the key is not one of them, or is "gpu" without GPU columns.
         """
         key = key or ("gpu" if self.gpu else "self")
         keys = SORT_KEYS if self.gpu else SORT_KEYS[1:]
         if key not in keys:
-            raise ValueError(f"this summary sorts by {', '.join(keys)}, not by {key!r}")
+            raise ArgumentError(f"this summary sorts by {', '.join(keys)}, not by {key!r}")
         if key == "name":
             rows = sorted(self.rows, key=lambda row: (row.fqn, row.module_class))
         else:

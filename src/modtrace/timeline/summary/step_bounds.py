@@ -26,7 +26,7 @@ from ..._arrays import (
     number_values,
     split_by,
 )
-from ..._errors import ModtraceError
+from ..._errors import ArgumentError, ModtraceError
 from .. import select
 from ..contents import FIRST_CALLED, Name
 from ..nesting import shift_apart
@@ -315,7 +315,8 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     else:
         rows = named_rows(timeline, calls, lambda name: name.module_class == step_by)
     if not len(rows):
-        raise ModtraceError(_nothing_found(timeline, step_by, calls, ranges))
+        error = ModtraceError if step_by == CALL else ArgumentError
+        raise error(_nothing_found(timeline, step_by, calls, ranges))
     tid = np.array([track.tid for track in timeline.tracks], np.int64)[slices.track[rows]]
     tids, thread = number_values(tid)
     shift = shift_apart(thread, slices.start[rows], slices.end[rows], len(tids))[0][thread]

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,7 +26,7 @@ from .library import load
 class NativeEngine:
     """Records by patches of `nn.Module.__call__` and `_engine_run_backward`; raises EngineError if it is not built."""
 
-    kind = "native"
+    kind: Final = "native"
 
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self.native: ModuleType = load()

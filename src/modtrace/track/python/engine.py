@@ -10,7 +10,7 @@ searched for in the call's graph at the call's exit, and in a pass's graph at it
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -69,7 +69,7 @@ class NameCounters(NamedTuple):
 class PythonEngine(SegmentHooks[ThreadState]):
     """Records forward by a patch of `nn.Module.__call__` and backward by hooks on few nodes."""
 
-    kind = "python"
+    kind: Final = "python"
 
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self._write = ring.make_writer()
