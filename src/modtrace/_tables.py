@@ -235,7 +235,7 @@ class Table(NamedTuple):
         row_notes = [counted(hidden_rows, f"more {self.noun}")] if hidden_rows else []
         if form == "html":
             return "\n".join(_html_lines(visible, row_notes)) + "\n"
-        cells = _for_people(visible)
+        cells = _visible_cells(visible)
         if form == "md":
             table = "\n".join(cells.fit(width)[0].markdown_lines())
             blocks = [*map(printable, self.sentences), table, *row_notes, *map(printable, self.notes)]
@@ -359,12 +359,13 @@ class _Cells(NamedTuple):
         """Return the lines of a GitHub table; a cell can neither break the table nor render as markup."""
         rule = ["---:" if column.unit.kind == "number" else "---" for column in self.columns]
         cells = [
-            [_in_markdown(cell, column) for cell, column in zip(row, self.columns, strict=True)] for row in self.rows
+            [_escape_markdown(cell, column) for cell, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
         ]
         return ["| " + " | ".join(line) + " |" for line in ([*map(markdown_text, self.headings)], rule, *cells)]
 
 
-def _for_people(table: Table) -> _Cells:
+def _visible_cells(table: Table) -> _Cells:
     """Return the visible columns as text."""
     values = [[column.value_in(row) for row in table.rows] for column in table.columns]
     by_value = {column.value: cells for column, cells in zip(table.columns, values, strict=True)}
@@ -427,7 +428,7 @@ def cut_to_width(name: str, width: int | None) -> str:
     return f"{name[:branch]}…{name[len(name) - kept_characters :]}"
 
 
-def _in_markdown(cell: str, column: Column) -> str:
+def _escape_markdown(cell: str, column: Column) -> str:
     """Return a name that Markdown renders as text: plain names as code, others with each ASCII sign as an entity."""
     if column.unit.kind not in ("name", "module"):
         return cell
@@ -444,7 +445,7 @@ def markdown_text(text: str) -> str:
 
 def _html_lines(table: Table, extra_notes: Sequence[str]) -> list[str]:
     """Return the lines of a paragraph and a `<table>` with notes in its footer, without scripts and style sheets."""
-    cells = _for_people(table)
+    cells = _visible_cells(table)
     note = "; ".join(filter(None, [*extra_notes, *table.notes]))
     lines = [*paragraph(table.sentences), "<table>", f"<thead>{_html_line('th', cells.headings, cells)}</thead>"]
     lines += ["<tbody>", *(_html_line("td", row, cells) for row in cells.rows), "</tbody>"]

@@ -221,7 +221,7 @@ def load_around(path: str | os.PathLike[str], steps: StepRange | None, step_by: 
         if not pieces.cuts:
             raise too_large(path, len(ring[1]), "choose steps at its end, as in --steps -100:, or all with --steps :")
         return pieces.join()
-    return read_timeline(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
+    return read_timeline(path) if timeline is None else _add_whole_run(timeline, read_whole_run(Path(path)))
 
 
 def too_large(path: str | os.PathLike[str], events: int, advice: str) -> ModtraceError:
@@ -267,7 +267,7 @@ def load_shown(
             )
         elif (end := build_last(*ring, SHOWN_EVENTS)) is not None:
             note = f"This contains the last {SHOWN_EVENTS:,} of {len(ring[1]):,} events, in which no step ends. "
-            return _with_whole_run(end, read_whole_run(path)), [f"{note}--steps : shows all."]
+            return _add_whole_run(end, read_whole_run(path)), [f"{note}--steps : shows all."]
     loaded = pieces.join() if pieces is not None and steps is None else load_around(path, steps)
     timeline = loaded if steps is None else take_steps(loaded, *steps)
     if steps is not None and not len(timeline.slices):
@@ -292,7 +292,7 @@ def _ring(path: str | os.PathLike[str]) -> tuple[ReadRing, range] | None:
 
 
 def _pieces(path: str | os.PathLike[str], ring: tuple[ReadRing, range]) -> RingPieces:
-    return RingPieces(*ring, change=partial(_with_whole_run, whole_run=read_whole_run(path)))
+    return RingPieces(*ring, change=partial(_add_whole_run, whole_run=read_whole_run(path)))
 
 
 def _reader(path: str | os.PathLike[str]) -> ReadRing:
@@ -300,7 +300,7 @@ def _reader(path: str | os.PathLike[str]) -> ReadRing:
     return lambda serials, without: read_ring(path, None, serials, without, log)
 
 
-def _with_whole_run(timeline: Timeline, whole_run: Mapping[str, Any] | None) -> Timeline:
+def _add_whole_run(timeline: Timeline, whole_run: Mapping[str, Any] | None) -> Timeline:
     counts = timeline.metadata[WHOLE_RUN]
     if whole_run is None:
         return timeline

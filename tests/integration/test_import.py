@@ -15,7 +15,7 @@ from modtrace import Timeline
 from modtrace.formats.limits import UNNAMED, escaped
 from modtrace.timeline import BACKWARD, PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Track
 from modtrace.timeline.nesting import nest_by_time
-from modtrace.timeline.slices import in_start_order
+from modtrace.timeline.slices import sort_by_start
 from tests.support.test_scale import scaled
 from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines, with_args
 from tests.support.trace_processor import TraceProcessor
@@ -363,4 +363,4 @@ def test_nesting_follows_perfetto_if_times_alone_decide() -> None:
             strict=True,
         )
     ) == {(start, end): depth for start, end, depth in rows}
-    assert np.array_equal(in_start_order(nest_by_time(columns)).depth, columns.depth)
+    assert np.array_equal(sort_by_start(nest_by_time(columns)).depth, columns.depth)

@@ -8,7 +8,7 @@ import numpy as np
 
 from modtrace import Timeline
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Track
-from modtrace.timeline.slices import BACKWARD, FORWARD, Slices, in_start_order
+from modtrace.timeline.slices import BACKWARD, FORWARD, Slices, sort_by_start
 from tests.support.span_fields import SPAN_FIELDS
 
 __all__ = ["BASE", "gpt_timeline"]
@@ -89,7 +89,7 @@ def gpt_timeline(steps: int, layers: int, *, unit: int = 20_000, ranks: int = 1)
         counters.append(CounterSeries("process RSS", "bytes", process, time, value))
     columns = Slices.of(**dict(zip(SPAN_FIELDS, np.array(build.rows, np.int64).T, strict=True)))
     return Timeline(
-        in_start_order(columns),
+        sort_by_start(columns),
         list(build.names),
         tracks,
         Stats(recorded=2 * len(columns)),

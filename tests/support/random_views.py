@@ -15,7 +15,7 @@ import numpy as np
 
 from modtrace import Timeline
 from modtrace.timeline import Name, Process, Track
-from modtrace.timeline.slices import Slices, in_start_order
+from modtrace.timeline.slices import Slices, sort_by_start
 from tests.support.span_fields import SPAN_FIELDS
 
 from .gpt_timeline import BASE
@@ -75,7 +75,7 @@ def random_timeline(rng: random.Random) -> Timeline:
     for track in range(1, len(tracks)):
         fill(track, 0, -1, 0, 1_000_000)
     columns = Slices.of(**dict(zip(SPAN_FIELDS, np.array(rows, np.int64).T, strict=True)))
-    return Timeline(in_start_order(columns), names, tracks)
+    return Timeline(sort_by_start(columns), names, tracks)
 
 
 class _Layout:

@@ -14,7 +14,7 @@ import pytest
 
 from modtrace import Timeline
 from modtrace.timeline import Name, Process, Slices, Track
-from modtrace.timeline.slices import in_start_order
+from modtrace.timeline.slices import sort_by_start
 from tests.support.kineto import GPU_TRACES
 
 NODE = "autograd::engine::evaluate_function: "
@@ -94,4 +94,4 @@ def synthetic(path: Path) -> Timeline:
         link=np.full(count, -1),
         complete=np.ones(count),
     )
-    return Timeline(in_start_order(columns), names, tracks)
+    return Timeline(sort_by_start(columns), names, tracks)

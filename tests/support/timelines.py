@@ -14,7 +14,7 @@ from modtrace.formats.limits import UNNAMED
 from modtrace.ring import RingSnapshot
 from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, RingAnalysis, Slices, Stats, Track
 from modtrace.timeline.nesting import nest_by_time
-from modtrace.timeline.slices import ArgColumn, Args, TrackKind, in_start_order
+from modtrace.timeline.slices import ArgColumn, Args, TrackKind, sort_by_start
 
 __all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "slice_args", "timeline_of", "timelines", "with_args"]
 
@@ -71,7 +71,7 @@ def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:
     )
     process = Process(48213, 0)
     return Timeline(
-        slices=in_start_order(columns),
+        slices=sort_by_start(columns),
         names=names,
         tracks=[Track(kind, "MainThread", 48213, process) for kind in ("forward", "backward")],
         stats=Stats(recorded=4 * repeat * modules),
@@ -194,7 +194,7 @@ def timeline_of(
     )
     process = Process(4242, 0)
     tracks = [Track(kind, "MainThread", 4242, process) for kind in kinds]
-    return Timeline(slices=in_start_order(nest_by_time(columns)), names=names, tracks=tracks)
+    return Timeline(slices=sort_by_start(nest_by_time(columns)), names=names, tracks=tracks)
 
 
 Texts = st.one_of(
@@ -242,7 +242,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
         link=column(st.one_of(st.integers(-1, 4), st.just(2**61))),
         complete=column(st.integers(0, 1)),
     )
-    columns = in_start_order(nest_by_time(columns))
+    columns = sort_by_start(nest_by_time(columns))
     own = st.dictionaries(Plain.map(lambda text: f"own {text}"), Plain, min_size=1, max_size=2)
     marks = st.builds(
         Mark,

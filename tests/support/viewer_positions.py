@@ -8,7 +8,7 @@ import numpy as np
 
 from modtrace import Timeline
 from modtrace.timeline import Name, Process, Track
-from modtrace.timeline.slices import Slices, in_start_order
+from modtrace.timeline.slices import Slices, sort_by_start
 from tests.support.gpt_timeline import BASE
 from tests.support.span_fields import SPAN_FIELDS
 from tests.support.tracks_screen import Screen
@@ -68,7 +68,7 @@ def numbered_timeline(threads: int, depths: int) -> Numbered:
                 rows.append((start, start + SLOT_NS - 50, len(names), phase, level.track, level.depth, -1, 0, 0, -1, 1))
                 names.append(Name("span", level.fqn(slot), f"Class{level.number % 40}"))
     columns = Slices.of(**dict(zip(SPAN_FIELDS, np.array(rows, np.int64).T, strict=True)))
-    return Numbered(Timeline(in_start_order(columns), names, tracks), levels, bits)
+    return Numbered(Timeline(sort_by_start(columns), names, tracks), levels, bits)
 
 
 def x_of(screen: Screen, slot: int) -> float:

@@ -155,10 +155,10 @@ def test_sequence_numbers_of_two_threads_are_kept_apart_by_the_arrows() -> None:
     }
     columns["track"] = [0] * 4 + [1]
     columns["call"] = [0] * 4 + [1]
-    from modtrace.timeline.slices import Slices, in_start_order
+    from modtrace.timeline.slices import Slices, sort_by_start
 
     tracks = (Track("forward", "MainThread", TID, process), Track("forward", "Other", other, process))
-    timeline = Timeline(in_start_order(Slices.of(None, **columns)), NET, tracks)
+    timeline = Timeline(sort_by_start(Slices.of(None, **columns)), NET, tracks)
     backward = other + 1
     nodes = [
         evaluate("N", 6000, 6100, 2, tid=backward, thread=1),

@@ -24,7 +24,7 @@ from modtrace.live.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper
 from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
-from modtrace.ranks.slow.late_steps import NO_RANK, ModuleExcess, StepFinding, at_least, often_late
+from modtrace.ranks.slow.late_steps import NO_RANK, ModuleExcess, StepFinding, often_late, probability_of_at_least
 from modtrace.ranks.slow.slow_run import LateModule, LateRank, PartOfRun, join_parts, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
@@ -474,9 +474,9 @@ def test_waits_that_were_seen_are_not_inferred_again() -> None:
 
 
 def test_chance_of_being_late_so_often() -> None:
-    assert at_least(0, 10, 0.5) == 1
-    assert at_least(10, 10, 0.5) == pytest.approx(1 / 1024)
-    assert at_least(9, 10, 0.5) == pytest.approx(11 / 1024)
+    assert probability_of_at_least(0, 10, 0.5) == 1
+    assert probability_of_at_least(10, 10, 0.5) == pytest.approx(1 / 1024)
+    assert probability_of_at_least(9, 10, 0.5) == pytest.approx(11 / 1024)
 
 
 def test_a_rank_is_slow_that_is_late_more_often_than_chance_has_it() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from modtrace import Timeline, load
 from modtrace.timeline import FORWARD, Mark, Name, Process, Slices, StepTimes, Track
 from modtrace.timeline.join import move_times
-from modtrace.timeline.slices import in_start_order, join_columns
+from modtrace.timeline.slices import join_columns, sort_by_start
 from modtrace.timeline.summary import ModuleTimes, find_step_bounds, find_typical_step, take_steps
 from modtrace.timeline.summary.units import median, nearest_rank
 from tests.support.timelines import timelines
@@ -194,7 +194,7 @@ def two_ranks(*, ranks: tuple[int | None, int | None] = (0, 1)) -> Timeline:
         link=[-1] * 3,
         complete=[True] * 3,
     )
-    columns = in_start_order(join_columns([timeline.columns, added]))
+    columns = sort_by_start(join_columns([timeline.columns, added]))
     tracks = [*(track._replace(process=first) for track in timeline.tracks), Track("forward", "MainThread", 2, second)]
     return replace(timeline, slices=columns, tracks=tracks)
 
@@ -232,7 +232,7 @@ def test_of_several_ranks_steps_are_chosen_by_the_marks_of_the_first() -> None:
     columns = replace(timeline.columns, start=timeline.columns.start.copy(), step=timeline.columns.step.copy())
     late = int(np.flatnonzero(columns.track == 2)[0])
     columns.start[late], columns.step[late] = 1 * MS, 4
-    columns = in_start_order(columns)
+    columns = sort_by_start(columns)
 
     chosen = replace(timeline, slices=columns).steps(1, 2)
     assert [mark.text for mark in chosen.marks] == ["step 1"]

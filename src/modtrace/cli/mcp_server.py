@@ -82,7 +82,7 @@ class _Folder:
         """
         if ".." in Path(pattern).parts or "\0" in pattern:
             raise ModtraceError(f"{pattern}: it leads out of the served folder; give a path below it")
-        return [self._inside(file) for file in find_recordings([str(self._below(pattern))])]
+        return [self._check_inside(file) for file in find_recordings([str(self._below(pattern))])]
 
     def file(self, pattern: str) -> str:
         """Return the only recording at a path; see `find`."""
@@ -104,7 +104,7 @@ class _Folder:
                 path = Path(folder, name)
                 if name.lower().endswith(RECORDING_SUFFIXES):
                     try:
-                        self._inside(str(path))
+                        self._check_inside(str(path))
                         yield path, path.stat()
                     except (ModtraceError, OSError):
                         continue
@@ -119,7 +119,7 @@ class _Folder:
             raise ModtraceError(f"{pattern}: it is outside the served folder")
         return path
 
-    def _inside(self, file: str) -> str:
+    def _check_inside(self, file: str) -> str:
         # The file of a watcher, next to the ring, is read too.
         for path in (file, whole_run_path(file)):
             if not Path(os.path.realpath(path)).is_relative_to(self.path):
@@ -331,7 +331,7 @@ def make_server(path: str | os.PathLike[str]) -> MCPServer[Any]:
     return server
 
 
-def _with_token(app: ASGIApp, token: str) -> ASGIApp:
+def _require_token(app: ASGIApp, token: str) -> ASGIApp:
     """Return an application that rejects requests without the token."""
     expected = f"Bearer {token}".encode()
 
@@ -355,7 +355,7 @@ def serve_http(server: MCPServer[Any], port: int, say: Callable[[str], None]) ->
         raise ModtraceError(f"port {port} cannot be served: {os.strerror(error.errno or 0)}") from error
     token = secrets.token_urlsafe(32)
     port = listening.getsockname()[1]
-    app = _with_token(server.streamable_http_app(stateless_http=True, json_response=True), token)
+    app = _require_token(server.streamable_http_app(stateless_http=True, json_response=True), token)
     with listening:
         say(f"serving at http://127.0.0.1:{port}/mcp, with the header Authorization: Bearer {token}")
         uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on")).run(sockets=[listening])

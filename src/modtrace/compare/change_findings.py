@@ -11,7 +11,7 @@ from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
 from ..timeline.summary.overview import shortened
 from ..timeline.summary.slow_steps import short_ms
 from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, PROGRAM_FACTS, names_around
-from .verdicts import ALMOST_ALL, FLOOR, MIN_CHANGE, MIN_STEPS, PART, Cause, Change
+from .verdicts import ALMOST_ALL, MIN_CHANGE, MIN_STEP_SHARE, MIN_STEPS_FOR_VERDICT, PART, Cause, Change
 
 if TYPE_CHECKING:
     from .diff_result import Diff
@@ -68,7 +68,7 @@ def find_changes(diff: Diff) -> list[Finding]:
 
 def compared_words(diff: Diff) -> str:
     """Return the list of compared values; empty if there are too few steps or modules for a verdict."""
-    if not diff.compared or min(diff.base_steps, diff.new_steps) < MIN_STEPS:
+    if not diff.compared or min(diff.base_steps, diff.new_steps) < MIN_STEPS_FOR_VERDICT:
         return ""
     rows = diff.rows_in_words(len({change.fqn for change in diff.changes}))
     parts = f", {len(diff.parts)} parts of the step" if diff.parts else ""
@@ -102,7 +102,7 @@ def closing_words(diff: Diff, findings: Sequence[Finding], looked_at: str) -> st
 
 def _is_unsure(row: Change, step: Change) -> bool:
     """Return whether a row without a verdict differs by enough to be reported."""
-    min_ns = max(MIN_CHANGE * row.base_ns, FLOOR * step.base_ns)
+    min_ns = max(MIN_CHANGE * row.base_ns, MIN_STEP_SHARE * step.base_ns)
     is_known = row.calls_changed or row.low_ns is None
     return row.verdict == "cannot tell" and not is_known and abs(row.difference_ns) > min_ns
 
@@ -184,7 +184,7 @@ class _Changes:
 
     def _is_large(self, rows: Sequence[Change]) -> bool:
         """Return whether the times of the rows differ by enough to be reported."""
-        return abs(sum(row.difference_ns for row in rows)) >= FLOOR * self.diff.step.base_ns
+        return abs(sum(row.difference_ns for row in rows)) >= MIN_STEP_SHARE * self.diff.step.base_ns
 
     def _find_compiled(self) -> Iterator[Finding]:
         for regions, words in compiled_words(self.diff):
@@ -304,7 +304,7 @@ class _Changes:
             if part.fqn in self.explained or (part.fqn in MODULE_PARTS and part.fqn not in module_parts):
                 continue
             share = part.in_steps
-            is_large = abs(share * part.difference_ns) >= FLOOR * self.diff.step.base_ns
+            is_large = abs(share * part.difference_ns) >= MIN_STEP_SHARE * self.diff.step.base_ns
             if is_large and (part.calls_changed or part.is_timed):
                 evidence = f"in {share:.0%} of the steps" if share < ALMOST_ALL else ""
                 if part.calls_changed:

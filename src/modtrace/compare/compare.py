@@ -223,7 +223,7 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
         appeared = after.get(shape, [])
         if len(vanished) == len(appeared):
             pairs.update(_shorten(*pair, stayed_outer) for pair in zip(vanished, appeared, strict=True))
-    inside, appeared_fqns = _inside(base, pairs), new.classes.keys() - stayed
+    inside, appeared_fqns = _names_inside(base, pairs), new.classes.keys() - stayed
     # More of the inner modules must have the new name on the other side than kept their old one.
     return {
         old: to
@@ -232,7 +232,7 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     }
 
 
-def _inside(run: RunTimes, outer: Container[str]) -> dict[str, list[str]]:
+def _names_inside(run: RunTimes, outer: Container[str]) -> dict[str, list[str]]:
     """Return by name in `outer` the names of that module and of those inside it."""
     inside: dict[str, list[str]] = {}
     for fqn in run.classes:
@@ -254,7 +254,7 @@ def _group_unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...],
         if fqn not in other.classes and all(outer in other.classes for outer in outer_names[fqn])
     }
     unmatched: dict[tuple[object, ...], list[str]] = {}
-    for fqn, inside in _inside(run, outermost).items():
+    for fqn, inside in _names_inside(run, outermost).items():
         # A model's class is its name: if that changed, its contents must be the same.
         shape = [(name[len(fqn) :], run.classes[name] if "." in name else "", *calls.get(name, ())) for name in inside]
         if "." in fqn or len(inside) > 1:

@@ -39,7 +39,7 @@ from .noise import MIN_MODULES
 from .regions import REGION_COLUMNS, RegionChange, region_changes
 from .run_times import names_around
 from .side_by_side import TypicalStep, make_comparison, side_by_side
-from .verdicts import FLOOR, MIN_STEPS, Cause, Change, PeakChange
+from .verdicts import MIN_STEP_SHARE, MIN_STEPS_FOR_VERDICT, Cause, Change, PeakChange
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 """Suffixes of the formats that `Diff.save` writes."""
@@ -158,7 +158,7 @@ class Diff:
         selection = replace(self, changes=changes, parts=(), peak_bytes=peaks, classes=classes, selected=True)
         return replace(selection, compiled=(before, after), inside=inside)
 
-    def above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
+    def above(self, limit: float, *, floor: float = MIN_STEP_SHARE) -> list[Change]:
         """Return the changes whose whole interval is slower by more than a share of the time before (0.05: 5 %).
 
         They include the step and its parts, unless `only` selected modules.
@@ -175,13 +175,13 @@ class Diff:
             if change.verdict == "slower" and change.low_ns is not None and change.low_ns > limit * change.base_ns
         ]
 
-    def likely_above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
+    def likely_above(self, limit: float, *, floor: float = MIN_STEP_SHARE) -> list[Change]:
         """Return the step, or selected modules, that are likely but not certainly slower by more than `limit`."""
         min_ns, certain = floor * self.step.base_ns, self.above(limit, floor=floor)
         rows = [row for row in (self.changes if self.selected else [self.step]) if row.difference_ns >= min_ns]
         return [row for row in rows if row.is_likely_above(limit) and row not in certain]
 
-    def peaks_above(self, limit: float, *, floor: float = FLOOR) -> list[PeakChange]:
+    def peaks_above(self, limit: float, *, floor: float = MIN_STEP_SHARE) -> list[PeakChange]:
         """Return the peaks of memory that are higher by more than a share of the peak before (0.05: 5 %).
 
         They include the peak of all tensors, unless `only` selected modules.
@@ -272,10 +272,10 @@ class Diff:
                 parts.append(f"{count:,}{total} {'is' if count == 1 else 'are'} {verdict}: {worst}")
         in_compiled = self.in_compiled  # computed once, as it goes over all modules
         verdicts = [change.verdict for change in self.changes if change.fqn not in in_compiled]
-        is_few = min(self.base_steps, self.new_steps) < MIN_STEPS
+        is_few = min(self.base_steps, self.new_steps) < MIN_STEPS_FOR_VERDICT
         changed = f"{'other ' if other_counts else ''}{self.by} of {modules:,} is slower or faster"
         parts = parts or [
-            f"{MIN_STEPS} steps a side or more tell whether any {changed}"
+            f"{MIN_STEPS_FOR_VERDICT} steps a side or more tell whether any {changed}"
             if is_few
             else f"no {changed} beyond the noise"
         ]
@@ -339,8 +339,8 @@ class Diff:
     def _reservations(self) -> list[str]:
         """Sentences about the machine's change, the noise, and reasons for a missing verdict."""
         notes = []
-        if min(self.base_steps, self.new_steps) < MIN_STEPS:
-            notes.append(f"fewer than {MIN_STEPS} steps on a side: too few for any verdict")
+        if min(self.base_steps, self.new_steps) < MIN_STEPS_FOR_VERDICT:
+            notes.append(f"fewer than {MIN_STEPS_FOR_VERDICT} steps on a side: too few for any verdict")
         if not self.compared:
             notes.append("no module is in enough recordings of both sides: no time can be compared")
         elif self.compared < MIN_MODULES:

@@ -291,7 +291,7 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
     return measure_samples(take_samples(timeline, by, step_by), environment)._replace(
         peak_bytes=peak_bytes,
         compiled=tuple(map(plain_fqn, regions)),
-        in_functions=_in_functions(timeline, regions),
+        in_functions=_names_in_functions(timeline, regions),
         lines=lines,
     )
 
@@ -303,7 +303,7 @@ def _inputs(notes: Mapping[str, Any]) -> dict[str, str]:
     return {INPUTS_PREFIX + plain_fqn(fqn): row[0] for fqn, row in texts.items() if len(row) > 1 == len({*row})}
 
 
-def _in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def _names_in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return `RunTimes.in_functions`: eager names are below the calling module, or a class that no other has there."""
     names: dict[str, str] = {}
     classes = {name.fqn: name.module_class for name in timeline.names}

@@ -33,11 +33,11 @@ _MIN_ABSENT_PERIODS = 3
 """Minimum number of its periods for which a periodic module is absent on a side to count as gone there."""
 ALMOST_ALL = 0.95
 """Minimum share of steps for a part to count as in all steps."""
-FLOOR = 0.005
+MIN_STEP_SHARE = 0.005
 """Minimum share of the step by which a module is slower to fail a comparison, or to be a finding."""
 MIN_CHANGE = 0.02
 """Minimum change as a share of the time before: recordings of one program differ by that much."""
-REFERENCE = "optimizer"
+REFERENCE_PART = "optimizer"
 """Part of the step that does the same work for any batch."""
 MAX_REFERENCE_DEVIATION = 1 / 3
 """The optimizer follows the machine if its change deviates from the modules' common change by this share at most."""
@@ -47,7 +47,7 @@ MACHINE_FALSE_ALARM_RATE = 0.05
 """Probability that the machine differs by more than the interval allows, if the work changed."""
 _MAX_LOG_ABOVE_ESTIMATE = math.log(100)
 """Maximum distance of a known upper end from the estimate: beyond it, the noise exceeds any change of a program."""
-MIN_STEPS = 6
+MIN_STEPS_FOR_VERDICT = 6
 """Minimum number of steps on a side for a verdict."""
 
 Verdict: TypeAlias = Literal["slower", "faster", "same", "cannot tell", "added", "removed"]
@@ -192,7 +192,7 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     The speed of the machine and the noise are those of modules; parts are judged by these.
     """
     if all(run.parts for run in (*before, *after)):
-        before, after = ([_with_parts(run) for run in side] for side in (before, after))
+        before, after = ([_add_parts(run) for run in side] for side in (before, after))
     keys = list(dict.fromkeys(key for run in (*before, *after) for key in run.modules))
     counts = Counter(phase == PART for _, phase in keys)
     calls = {key: compare_calls(before, after, key, counts[key[1] == PART]) for key in keys}
@@ -218,11 +218,11 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         sides = [[run for run in side if key in run.modules] for side in (before, after)]
         machine = for_parts if is_part else common
         changes.append(_change_of_compared(key, sides, estimate, half_width, machine, calls[key]))
-    changes.sort(key=_by_cost)
+    changes.sort(key=_cost_key)
     log_time, variance = times.log_time[times.modules], times.variance[times.modules]
     return ModuleChanges(
         changes=[change for change in changes if change.phase != PART],
-        parts=_with_unnamed([change for change in changes if change.phase == PART]),
+        parts=_doubt_unnamed([change for change in changes if change.phase == PART]),
         compared=len(times.modules),
         common_ratio=math.exp(common.difference),
         common_cause=common.cause,
@@ -240,7 +240,9 @@ def _measure(keys: Sequence[Key], runs: Sequence[RunTimes], split: int) -> _Time
                 logs[row, column], variances[row, column] = math.log(time.time_ns), time.variance
     has_time = ~np.isnan(logs)
     is_long = np.any(has_time & (logs >= math.log(CLOCK_NS)), axis=1)
-    rows = np.flatnonzero(_in_enough(has_time[:, :split]) & _in_enough(has_time[:, split:]) & is_long)
+    rows = np.flatnonzero(
+        _has_enough_recordings(has_time[:, :split]) & _has_enough_recordings(has_time[:, split:]) & is_long
+    )
     keys, logs, variances = [keys[row] for row in rows.tolist()], logs[rows], variances[rows]
     modules = np.flatnonzero([phase != PART for _, phase in keys])
     speeds = noise.machine_speeds(logs[modules])
@@ -255,7 +257,7 @@ def _measure(keys: Sequence[Key], runs: Sequence[RunTimes], split: int) -> _Time
     return _Times(keys, modules, logs, speed, estimates, log_time, variance, freedom)
 
 
-def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
+def _doubt_unnamed(parts: Sequence[Change]) -> list[Change]:
     """Return the parts, with "cannot tell" for `other` if parts that only one side names could explain its change."""
     added_ns = sum(part.new_ns for part in parts if part.verdict == "added")
     removed_ns = sum(part.base_ns for part in parts if part.verdict == "removed")
@@ -286,9 +288,9 @@ def _find_common_change(
     # Possible difference of the machine between the sides, judged by its differences within a side.
     margin = noise.student_quantile(MACHINE_FALSE_ALARM_RATE, speed.freedom or noise.SIZE_FREEDOM) * error
     # The optimizer's deviation from the common change. Another optimizer says nothing about the machine.
-    optimizers = [{run.environment.get(REFERENCE) for run in side} for side in (before, after)]
-    is_known = (REFERENCE, PART) in times.keys and not optimizers[0].isdisjoint(optimizers[1])
-    deviation = times.estimates[times.keys.index((REFERENCE, PART))].difference if is_known else 0.0
+    optimizers = [{run.environment.get(REFERENCE_PART) for run in side} for side in (before, after)]
+    is_known = (REFERENCE_PART, PART) in times.keys and not optimizers[0].isdisjoint(optimizers[1])
+    deviation = times.estimates[times.keys.index((REFERENCE_PART, PART))].difference if is_known else 0.0
     reference = change + deviation
     if work_changed:
         # The optimizer does the same for any batch, so the machine may have changed by the optimizer's change.
@@ -336,11 +338,11 @@ def _machine_response(estimates: Sequence[Estimate], variance: Float64Array) -> 
     return math.sqrt(max(squares - expected, 0.0))
 
 
-def _with_parts(run: RunTimes) -> RunTimes:
+def _add_parts(run: RunTimes) -> RunTimes:
     return run._replace(modules={**run.modules, **{(part, PART): times for part, times in run.parts.items()}})
 
 
-def _in_enough(has_time: BoolArray) -> BoolArray:
+def _has_enough_recordings(has_time: BoolArray) -> BoolArray:
     """Return which rows are in at least two recordings of a side, or in all but one."""
     is_enough: BoolArray = has_time.sum(axis=1) >= max(1, min(2, has_time.shape[1] - 1))
     return is_enough
@@ -374,7 +376,11 @@ def _make_change(
     ends = (log_ratio - machine.machine_high - half_width, log_ratio - machine.machine_low + half_width)
     low, high = (round(base_ns * math.expm1(min(end, noise.MAX_LOG))) for end in ends)
     measured_ns = base_ns * math.expm1(min(log_ratio, noise.MAX_LOG))
-    verdict = _verdict(base_ns, measured_ns, (low, new - base, high), machine) if steps >= MIN_STEPS else "cannot tell"
+    verdict = (
+        _verdict(base_ns, measured_ns, (low, new - base, high), machine)
+        if steps >= MIN_STEPS_FOR_VERDICT
+        else "cannot tell"
+    )
     known_high = high if ends[1] - corrected <= _MAX_LOG_ABOVE_ESTIMATE else None
     change = Change(*key, base, new, new - base, low, known_high, calls.base, calls.new, calls.changed, verdict, *runs)
     return change._replace(in_steps=calls.in_steps)
@@ -425,7 +431,7 @@ def _verdict(base_ns: float, measured_ns: float, interval: tuple[int, int, int],
     return "same" if -min_change_ns <= low and high <= min_change_ns else "cannot tell"
 
 
-def _by_cost(change: Change) -> tuple[bool, bool, int, str, int]:
+def _cost_key(change: Change) -> tuple[bool, bool, int, str, int]:
     """Return a sort key that puts changed calls first: they are certain, and often the reason for other changes."""
     is_unchanged = change.verdict in {"same", "cannot tell"}
     order = (*SAMPLED_PHASES, PART).index(change.phase)

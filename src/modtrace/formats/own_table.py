@@ -52,23 +52,23 @@ class Checksum:
 
 def json_table(table: bytes, checksum: int, trailer: bytes) -> bytes:
     """Return the table as JSON and the trailer after it; `checksum` is over all bytes before the table."""
-    return _JSON_MARK + base64.b64encode(_with_checksum(table, checksum, b'"' + trailer)) + b'"' + trailer
+    return _JSON_MARK + base64.b64encode(_add_checksum(table, checksum, b'"' + trailer)) + b'"' + trailer
 
 
 def page_table(table: bytes, checksum: int, trailer: bytes) -> bytes:
     """Return the table as an element of a page and the trailer after it; see `json_table`."""
-    return PAGE_ELEMENT + base64.b64encode(_with_checksum(table, checksum, b"<" + trailer)) + b"<" + trailer
+    return PAGE_ELEMENT + base64.b64encode(_add_checksum(table, checksum, b"<" + trailer)) + b"<" + trailer
 
 
 def packet_table(table: bytes, checksum: int) -> Iterator[bytes]:
     """Yield the packets of the table, which end a trace in Perfetto's format; see `json_table`."""
     yield _PACKET_MARK
-    data = _with_checksum(table, checksum, b"")
+    data = _add_checksum(table, checksum, b"")
     for first in range(0, len(data), _PACKET_BYTES):
         yield _packet(data[first : first + _PACKET_BYTES])
 
 
-def _with_checksum(table: bytes, checksum: int, trailer: bytes) -> bytes:
+def _add_checksum(table: bytes, checksum: int, trailer: bytes) -> bytes:
     return _CHECKSUM.pack(zlib.crc32(trailer, zlib.crc32(table, checksum))) + table
 
 
@@ -100,7 +100,7 @@ def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
     data = b"".join(table_parts)
     try:
         closing = b"<" if kind == "page" else b'"'
-        content, trailer = _from_packets(data) if kind == "perfetto" else _from_text(data, closing)
+        content, trailer = _split_packets(data) if kind == "perfetto" else _split_text(data, closing)
         table = content[_CHECKSUM.size :]
         if _CHECKSUM.unpack_from(content)[0] != zlib.crc32(trailer, zlib.crc32(table, checksum)):
             return CarriedTable(None, is_changed=True)
@@ -109,13 +109,13 @@ def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
         return CarriedTable(None, is_changed=True, fault=str(error))
 
 
-def _from_text(data: bytes, closing: bytes) -> tuple[bytes, bytes]:
+def _split_text(data: bytes, closing: bytes) -> tuple[bytes, bytes]:
     """Return the checksum with the table, and the trailer."""
     text, _, trailer = data.partition(closing)
     return base64.b64decode(text, validate=True), closing + trailer
 
 
-def _from_packets(data: bytes) -> tuple[bytes, bytes]:
+def _split_packets(data: bytes) -> tuple[bytes, bytes]:
     """Return the checksum with the table, and the trailer."""
     parts, end = list[bytes](), 0
     while data[end : end + 1] == bytes([PACKET_TAG]):

@@ -27,7 +27,7 @@ from .._errors import WriteError
 from .._version import __version__
 from ..timeline import PHASES, CounterSeries, GpuWork, Group, Mark, Name, Process, Slices, Stats, Timeline, Track
 from ..timeline.metadata import fit_metadata
-from ..timeline.slices import DTYPES, KINDS, MODULE, ArgColumn, Args, in_start_order, join_args
+from ..timeline.slices import DTYPES, KINDS, MODULE, ArgColumn, Args, join_args, sort_by_start
 from .limits import check_nested_json, escaped_json
 
 FORMAT_VERSION = 2
@@ -153,7 +153,7 @@ def unpack_table(data: bytes, max_items: int) -> Timeline:
     processes = [Process(*process) for process in head["processes"]]
     slices = Slices(**columns, args=join_args(args))
     _check(slices, len(names), len(head["tracks"]))
-    slices = in_start_order(slices)  # parts of threads that took turns may overlap
+    slices = sort_by_start(slices)  # parts of threads that took turns may overlap
     marks = [*zip(*head["marks"], strict=True)]
     _check_texts([*marks, *((track[0], track[1]) for track in head["tracks"])])
     return Timeline(

@@ -315,7 +315,7 @@ class RingFollower:
     def _decode(self, snapshot: RingSnapshot, has_ended: bool) -> RingUpdate:
         """Return the steps and marks since the last update, and remember them as reported."""
         self.missed_events += max(0, snapshot.slots.overwritten - self._decoded)
-        analysis = RingAnalysis(_from_serial(snapshot, self._context))
+        analysis = RingAnalysis(_keep_from_serial(snapshot, self._context))
         timeline, events = build_timeline(analysis), analysis.events
         steps = self._new_steps(analysis, timeline, has_ended)
         since_ns = int(analysis.clock.to_other(np.array([self._decoded_time]))[0]) if self._decoded_time >= 0 else 0
@@ -377,10 +377,10 @@ class RingFollower:
         else:
             first_serial = self.last_steps[index - 1].end_serial if index else 0
         count = min(_MAX_EVENTS, self.recorded - first_serial + _FIRST_EVENTS)
-        return _from_serial(self._last_events(count), first_serial)
+        return _keep_from_serial(self._last_events(count), first_serial)
 
 
-def _from_serial(snapshot: RingSnapshot, serial: int) -> RingSnapshot:
+def _keep_from_serial(snapshot: RingSnapshot, serial: int) -> RingSnapshot:
     """Return the snapshot of a ring without the events before a serial number."""
     slots = snapshot.slots
     if slots.overwritten >= serial:

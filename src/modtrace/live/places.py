@@ -21,7 +21,7 @@ def format_durations(seconds: Sequence[float]) -> str:
     return shortest if shortest == longest else f"{shortest} to {longest}"
 
 
-_OUTSIDE = "backward, in a node outside all modules"
+_OUTSIDE_NODE_TEXT = "backward, in a node outside all modules"
 _MAX_NAMED_MODULES = 4
 """Maximum number of modules that the headline names, in addition to the module with the most ranks."""
 _MAX_NAMED_FILES = 2
@@ -66,7 +66,7 @@ class RankGroup(NamedTuple):
                 return f"{on_device[0]} on the device" if on_device else pending_call(self.ranks[0])
             return RangeName(*calls[-1]).place
         fqn, phase = calls[-1]
-        return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn or _OUTSIDE
+        return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn or _OUTSIDE_NODE_TEXT
 
 
 def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
@@ -158,7 +158,7 @@ def format_stack(calls: Sequence[tuple[str, str]] | Sequence[OpenCall]) -> str:
             parts.append(f" › {RangeName(fqn, phase).place}")
             continue
         if not fqn:
-            parts.append(f" · {_OUTSIDE}")
+            parts.append(f" · {_OUTSIDE_NODE_TEXT}")
             continue
         name = fqn.removeprefix(f"{outer_fqn}.") if outer_fqn else fqn
         parts.append(f" · {phase} {fqn}" if phase != outer_phase else f" › {name}")

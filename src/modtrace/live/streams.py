@@ -62,8 +62,8 @@ class _StreamStates:
         self._poll_ns = dict(zip(zip(names, numbers, strict=True), times, strict=True))
         self._names, self._texts = analysis.lookup.names, analysis.lookup.texts
         self._intervals, self._call = analysis.intervals, analysis.call_of_node
-        self._row_by_start = _by_position(self._intervals.start_position)
-        self._row_by_end = _by_position(self._intervals.end_position)
+        self._row_by_start = _rows_by_position(self._intervals.start_position)
+        self._row_by_end = _rows_by_position(self._intervals.end_position)
         # `queued.event` indexes `analysis.events`, not `all_events`.
         module_events = analysis.events
         call_events = queued.event[(queued.event >= 0) & (queued.collective < 0)]
@@ -173,7 +173,7 @@ class _StreamStates:
             row = int(intervals.parent[row])
 
 
-def _by_position(position: Int64Array) -> dict[int, int]:
+def _rows_by_position(position: Int64Array) -> dict[int, int]:
     """Return event index -> row of the outermost interval that starts or ends at the event.
 
     Odd positions are at an event with index `position >> 1`; see `Intervals`.

@@ -18,10 +18,10 @@ from ..timeline.nesting import TimeIntervals, union_of
 from .event_collector import ProfilerEvents
 from .recorded_part import runs_module_code, threads_of
 
-REACH_NS = 40_000
+MAX_GUESS_ERROR_NS = 40_000
 """Maximum error of the first guess in ns."""
 SHIFT_STEP_NS = 250
-SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
+SHIFTS = np.arange(-MAX_GUESS_ERROR_NS, MAX_GUESS_ERROR_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
 """Corrections of the guess in ns that are tried."""
 _MAX_WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
 _WINDOW_NS = 20_000_000
@@ -150,18 +150,18 @@ def _count_cuts(guess: Int64Array, window: Int64Array, busy: TimeIntervals) -> I
     count = int(window[-1]) + 1
     change = np.zeros(count * width, np.int64)
     # Each pass of the loop handles the next operator within reach of each edge.
-    op = np.searchsorted(busy.end_ns, guess - REACH_NS, side="right")
+    op = np.searchsorted(busy.end_ns, guess - MAX_GUESS_ERROR_NS, side="right")
     rows = np.flatnonzero(op < len(busy.start_ns))
     op = op[rows]
     while len(rows):
         distance = busy.start_ns[op] - guess[rows]
-        is_near = distance < REACH_NS
+        is_near = distance < MAX_GUESS_ERROR_NS
         rows, op, distance = rows[is_near], op[is_near], distance[is_near]
         if not len(rows):
             break
         # The start and the end of an operator are not inside it.
-        first = np.maximum((distance + REACH_NS) // SHIFT_STEP_NS + 1, 0)
-        end = -(-(busy.end_ns[op] - guess[rows] + REACH_NS) // SHIFT_STEP_NS)
+        first = np.maximum((distance + MAX_GUESS_ERROR_NS) // SHIFT_STEP_NS + 1, 0)
+        end = -(-(busy.end_ns[op] - guess[rows] + MAX_GUESS_ERROR_NS) // SHIFT_STEP_NS)
         end = np.maximum(first, np.minimum(end, len(SHIFTS)))
         np.add.at(change, window[rows] * width + first, 1)
         np.subtract.at(change, window[rows] * width + end, 1)
@@ -179,7 +179,7 @@ _LINE_NS = 1 << 40
 """Distance in ns of the two moments that define a line."""
 _SAME_RUN_NS = 10_000_000_000
 """Maximum distance of a mark and its slice in ns: marks of other runs have the same names."""
-_PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
+_PASSES = ((MAX_GUESS_ERROR_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
 """For each pass, the maximum error of the guess and the maximum depth of a usable edge in an operator, both in ns."""
 _OP_MARGIN_NS = 1_000_000
 
@@ -316,7 +316,7 @@ def align_by_sync_marks(
 
 
 def refine_by_operators(alignment: Alignment, timeline: Timeline, events: ProfilerEvents) -> Alignment:
-    """Refine an alignment, correct within `REACH_NS`, by the trace's operators; it stays if none runs in a call."""
+    """Refine an alignment that is correct within `MAX_GUESS_ERROR_NS`; without an operator in a call it stays."""
     shared = list(_shared_threads(timeline, events))
     if not shared:
         return alignment

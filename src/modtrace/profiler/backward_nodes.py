@@ -10,7 +10,7 @@ from .._arrays import BoolArray, Int64Array
 from ..timeline import BACKWARD, Process, Slices, Timeline, Track
 from ..timeline.join import with_modules
 from ..timeline.nesting import InnermostLookup, LabelledInterval, clip_and_nest, spans_from_intervals, union_of
-from ..timeline.slices import in_start_order, join_columns
+from ..timeline.slices import join_columns, sort_by_start
 from .event_collector import EventColumns, ProfilerEvents
 from .recorded_part import CallIndex, innermost_spans, runs_module_code
 
@@ -98,7 +98,7 @@ class _NodeCuts:
         old = replace(columns, link=link).take(old_rows)
         old = replace(old, start=old_start, end=old_end)
         joined = join_columns([old, new])  # `clip_and_nest` finds the parents
-        in_backward = self._on_backward(joined)
+        in_backward = self._is_on_backward(joined)
         priority = np.where(in_backward & (joined.phase != BACKWARD), 1 << 20, 0) + joined.depth
         new_end, parent, depth = clip_and_nest(
             joined.track.astype(np.int64), joined.start, joined.end, priority.astype(np.int64)
@@ -107,7 +107,7 @@ class _NodeCuts:
         position = np.full(len(joined) + 1, -1, np.int64)
         position[rows_left] = np.arange(len(rows_left))
         joined = replace(joined, end=new_end, parent=position[parent], depth=depth.astype(np.int32)).take(rows_left)
-        return with_modules(replace(self.timeline, tracks=tuple(self.tracks)), in_start_order(joined))
+        return with_modules(replace(self.timeline, tracks=tuple(self.tracks)), sort_by_start(joined))
 
     def _track(self, tid: int) -> int:
         track = self.backward_tracks.get(tid)
@@ -150,13 +150,13 @@ class _NodeCuts:
             starts, ends = union_of(start[track == track_index], end[track == track_index])
             run = np.searchsorted(starts, columns.end[old], side="left") - 1
             stays[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
-        calls = np.flatnonzero(self._on_backward(columns) & (columns.phase != BACKWARD))
+        calls = np.flatnonzero(self._is_on_backward(columns) & (columns.phase != BACKWARD))
         if len(calls):
             new_start[calls], new_end[calls] = self._clip_to_nodes(calls)
         rows = np.flatnonzero(stays)
         return rows, new_start[rows], new_end[rows]
 
-    def _on_backward(self, columns: Slices) -> BoolArray:
+    def _is_on_backward(self, columns: Slices) -> BoolArray:
         """Return a mask of the spans on the backward track of their thread."""
         is_backward = np.array([track.kind == "backward" for track in self.tracks], np.bool_)
         return np.asarray(is_backward[columns.track], np.bool_)

@@ -23,7 +23,7 @@ from ..timeline import PHASES, Name, Slices, Timeline
 from ..timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY, compiled_graphs, why_unknown
 from ..timeline.join import with_modules
 from ..timeline.nesting import LabelledInterval, find_parents, spans_from_intervals
-from ..timeline.slices import BACKWARD, Arg, ArgColumn, in_start_order, join_columns
+from ..timeline.slices import BACKWARD, Arg, ArgColumn, join_columns, sort_by_start
 from ..timeline.summary.overview import shortened
 from .event_collector import EventColumns, ProfilerEvents
 from .recorded_part import innermost_spans
@@ -105,10 +105,10 @@ def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Tim
     incomplete_spans = [outer for outer, count in missing.items() if count]
     notes = _notes(timeline, len(calls), unknown, missing)
     if incomplete_spans:
-        columns = _with_reason(columns, incomplete_spans, WITH_REMEDY[NOT_IN_PROFILE])
+        columns = _add_reason(columns, incomplete_spans, WITH_REMEDY[NOT_IN_PROFILE])
         timeline = with_modules(timeline, columns)
     if spans:
-        timeline = _with_spans(timeline, spans, name_numbers, names)
+        timeline = _add_spans(timeline, spans, name_numbers, names)
     return timeline, kernel_calls, notes
 
 
@@ -131,7 +131,7 @@ def _notes(timeline: Timeline, call_count: int, unknown: Counter[str], missing: 
     return notes
 
 
-def _with_spans(
+def _add_spans(
     timeline: Timeline, spans: Sequence[tuple[int, ...]], name_numbers: Int32Array, names: Iterable[Name]
 ) -> Timeline:
     """Return the timeline with additional spans, each given as start, end, name, phase, depth, and outer span.
@@ -143,7 +143,7 @@ def _with_spans(
     track, call, step = columns.track[outer], columns.call[outer], columns.step[outer]
     new = Slices.of(start=start, end=end, name=name, phase=phase, depth=depth, track=track, call=call, step=step)
     old = replace(columns, name=name_numbers[columns.name])
-    joined = in_start_order(join_columns([old, new]))
+    joined = sort_by_start(join_columns([old, new]))
     joined = replace(joined, parent=find_parents(joined.track, joined.depth))
     return with_modules(replace(timeline, names=[*names]), joined)
 
@@ -154,7 +154,7 @@ def _why_unknown(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {fqn: why for fqn, why in reasons.items() if why}
 
 
-def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
+def _add_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
     """Return the spans; those in `rows` have `reason` as an arg, for kernels without modules."""
     reasons = columns.arg(Arg.COMPILED_UNKNOWN)
     values = zip(reasons.rows.tolist(), reasons.values.tolist(), strict=True)

@@ -223,14 +223,14 @@ class EventCollector(EventTable):
         kind = self._kinds_of_slices()
         args = {name: self.arg(name) for name in (*_NUMBER_ARGS, *_TEXT_ARGS)}
         cpu_tables = self._cpu_tables(kind, args)
-        calls_graph = self._by_kind(lambda _, name: name.startswith(GRAPH_CALL)) == 1
+        calls_graph = self._number_by_kind(lambda _, name: name.startswith(GRAPH_CALL)) == 1
         is_op, is_graph_call = kind == CPU_OP, calls_graph & ((kind == CPU_OP) | (kind == ANNOTATION))
         graph_calls = self._named(is_graph_call, lambda name: name[len(GRAPH_CALL) :].removesuffix(" ##"))
         windows = self._rows(kind == WINDOW)
         slice_rows = np.flatnonzero((kind != NONE) & (kind != WINDOW))
         starts = self.start_ns(slice_rows)
-        api_calls = self._rows(kind == RUNTIME, api=self._by(api_call))
-        steps = self._rows(kind == _STEP, step=self._by(lambda name: int(name[len(STEP) :])))
+        api_calls = self._rows(kind == RUNTIME, api=self._make_row_mapper(api_call))
+        steps = self._rows(kind == _STEP, step=self._make_row_mapper(lambda name: int(name[len(STEP) :])))
         return ProfilerEvents(
             **cpu_tables,
             **self._device_work(kind, args),
@@ -255,7 +255,7 @@ class EventCollector(EventTable):
 
     def _kinds_of_slices(self) -> Int64Array:
         """Return the kind of each event, or -1 if it is not a slice or never ran."""
-        kind = np.where(self.phase == SLICE, self._by_kind(lambda category, name: _kind(name, category)), NONE)
+        kind = np.where(self.phase == SLICE, self._number_by_kind(lambda category, name: _kind(name, category)), NONE)
         kind[(kind == _CALL) & (self.arg("fqn") == NONE)] = OTHER
         is_early = (
             (kind != NONE) & (kind != _CALL) & (self.start_us <= 0)
@@ -271,12 +271,12 @@ class EventCollector(EventTable):
         made_nodes = is_op & has_sequence & np.isin(forward_thread, (NONE, 0))
         is_launch = (kind == RUNTIME) & (correlation != NONE)
         ids = {"correlation": correlation, "external": np.maximum(args["External id"], NONE)}
-        phase = self._by_kind(lambda category, _: PHASES.index(category) if category in PHASES else NONE)
+        phase = self._number_by_kind(lambda category, _: PHASES.index(category) if category in PHASES else NONE)
         return {
             "ops": self._rows(made_nodes, sequence=sequence),
             "plain_ops": self._rows(is_op & ~has_sequence | (kind == _COLLECTIVE_OP)),
             "nodes": self._rows(kind == _NODE, sequence=sequence, forward_thread=forward_thread),
-            "launches": self._rows(is_launch, api=self._by(api_call), **ids),
+            "launches": self._rows(is_launch, api=self._make_row_mapper(api_call), **ids),
             "modules": self._named(kind == _MODULE, lambda name: name[len(MODULE) :]),
             "calls": self._named(
                 kind == _CALL,
@@ -304,7 +304,10 @@ class EventCollector(EventTable):
             return collectives[annotated[0] if annotated else collective_of_operator(name, operator) or ""]
 
         is_work, is_launch = (kind >= KERNEL) & (kind <= MEMSET), (kind == _COLLECTIVE) | (kind == _COLLECTIVE_OP)
-        collective, is_of_c10d = self._by(collective_of_slice, operator), self._by(lambda name: name.startswith(C10D))
+        collective, is_of_c10d = (
+            self._make_row_mapper(collective_of_slice, operator),
+            self._make_row_mapper(lambda name: name.startswith(C10D)),
+        )
         graph, node = args["graph id"], args["graph node id"]
         ids = {
             "correlation": np.maximum(args["correlation"], NONE),
@@ -313,17 +316,17 @@ class EventCollector(EventTable):
             "node": np.where(node > 0, node, NONE),
         }
         return {
-            "work": self._rows(is_work, work=kind, **ids, name=self._by(collective_of_work, operator)),
+            "work": self._rows(is_work, work=kind, **ids, name=self._make_row_mapper(collective_of_work, operator)),
             "collectives": self._rows(is_launch, name=collective, is_operator=is_of_c10d),
             "cpu_collectives": self._rows(kind == _CPU_COLLECTIVE, name=collective),
             "collective_names": list(collectives),
         }
 
-    def _by_kind(self, describe: Callable[[Any, str], int]) -> Int64Array:
+    def _number_by_kind(self, describe: Callable[[Any, str], int]) -> Int64Array:
         """Return the number that `describe` computes from the category and name of each event."""
         return np.array([describe(category, str(name)) for category, name in self.kinds] or [0], np.int64)[self.kind]
 
-    def _by(self, describe: Callable[..., int], *texts: Int64Array) -> Callable[[Int64Array], Int64Array]:
+    def _make_row_mapper(self, describe: Callable[..., int], *texts: Int64Array) -> Callable[[Int64Array], Int64Array]:
         """Return a function that maps rows to values; `describe` is called once per distinct (name, texts)."""
         names, text_of = [name for _, name in self.kinds], [*self.texts, None]
 
@@ -354,9 +357,9 @@ class EventCollector(EventTable):
     def _named(
         self, mask: BoolArray, name: Callable[..., Any] = str, *texts: Int64Array, **columns: Int64Array
     ) -> EventColumns:
-        """Return the masked slices with their `names`; `name` makes each, called like `describe` of `_by`."""
+        """Return the masked slices; `name` makes their `names`, called like `describe` in `_make_row_mapper`."""
         numbers = Numbering[Any]()
-        rows = self._rows(mask, name=self._by(lambda *row: numbers[name(*row)], *texts), **columns)
+        rows = self._rows(mask, name=self._make_row_mapper(lambda *row: numbers[name(*row)], *texts), **columns)
         rows.names = [*numbers]
         return rows
 
@@ -380,7 +383,7 @@ class EventCollector(EventTable):
         """Return the forward-backward arrows that have both ends."""
         flows = self.flows
         rows = flows.row
-        is_autograd = self._by_kind(lambda category, _: category == _AUTOGRAD_ARROWS)[rows] == 1
+        is_autograd = self._number_by_kind(lambda category, _: category == _AUTOGRAD_ARROWS)[rows] == 1
         mask = is_autograd & np.isin(self.phase[rows], (ord("s"), ord("f")))
         pids = [pid for pid, _ in self.tracks.known]
         starts, ends = dict[Any, int](), dict[Any, int]()

@@ -18,7 +18,7 @@ from ..timeline.contents import LEFT_OUT, REGION_CLASS
 from ..timeline.join import join, move_times
 from ..timeline.nesting import InnermostLookup, clip_and_nest, nest_by_time
 from ..timeline.select import modules_only, whole_spans
-from ..timeline.slices import in_start_order
+from ..timeline.slices import sort_by_start
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .compiled_kernels import KernelCall, with_kernel_modules, with_kernel_times
@@ -94,7 +94,7 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     order = np.lexsort((depth, is_recompute))
     names, name = _names(slices.names, slices.name, parent, order=order, is_recompute=is_recompute, make_name=make_name)
     phase = np.where(is_recompute, RECOMPUTE, FORWARD)
-    columns = in_start_order(
+    columns = sort_by_start(
         Slices.of(start=slices.start_ns, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
     )
     # Calls are numbered per name and phase.
@@ -122,7 +122,7 @@ def _timeline_from_call_args(events: ProfilerEvents, process: Process) -> tuple[
         call=rows.call,
         step=rows.step,
     ).take(np.lexsort((-rows.end_ns, rows.start_ns)))
-    columns = in_start_order(nest_by_time(columns))
+    columns = sort_by_start(nest_by_time(columns))
     return Timeline(columns, rows.names, tuple(tracks), metadata={"reconstructed": True}), [CALLS]
 
 
@@ -244,7 +244,7 @@ def overlay(
         shown_timeline = drop_unused(without_annotated_ranges(timeline, events))
     if aligned.pids:
         tids = {number: tid for number, (_, tid) in enumerate(events.tracks, 1) if isinstance(tid, int)}
-        timeline = shown_timeline = _with_tids(timeline, tids)
+        timeline = shown_timeline = _set_tids(timeline, tids)
     stream_spans, stream_names = build_stream_spans(timeline_with_captures, events, owners)
     return Overlay(
         **{**vars(aligned), "timeline": timeline, "notes": [*aligned.notes, *time_notes]},
@@ -274,7 +274,7 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
     """
     number_of = {key: track + 1 for track, key in enumerate(events.tracks)}
     timelines = [
-        _with_tids(part.timeline, {tid: number_of[pid, tid] for tid in part.events.threads.tolist() if tid >= 0})
+        _set_tids(part.timeline, {tid: number_of[pid, tid] for tid in part.events.threads.tolist() if tid >= 0})
         for pid, part in parts.items()
     ]
     timeline = join(timelines)
@@ -296,7 +296,7 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
     )
 
 
-def _with_tids(timeline: Timeline, tids: Mapping[int, int]) -> Timeline:
+def _set_tids(timeline: Timeline, tids: Mapping[int, int]) -> Timeline:
     """Return the timeline with the new thread ids `tids`, by old id."""
     return replace(timeline, tracks=[track._replace(tid=tids[track.tid]) for track in timeline.tracks])
 

@@ -302,7 +302,7 @@ def load_own_time(file: RankRecording, steps: StepRange | None = None) -> Timeli
     """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace."""
     timeline: Timeline | None
     if file.snapshot is not None:
-        timeline = build_timeline(_in_own_time(file.snapshot))
+        timeline = build_timeline(_use_own_clock(file.snapshot))
     elif file.is_ring:
         read, serials = _reader(file.path), ring_serials(file.path)
         timeline = None if steps is None else build_around(read, serials, *steps)
@@ -336,12 +336,12 @@ def _reader(path: Path) -> ReadRing:
     log = RingLog()
 
     def read(serials: range | None, excluded_kinds: Collection[Kind]) -> RingSnapshot:
-        return _in_own_time(read_ring(path, None, serials, excluded_kinds, log))
+        return _use_own_clock(read_ring(path, None, serials, excluded_kinds, log))
 
     return read
 
 
-def _in_own_time(snapshot: RingSnapshot) -> RingSnapshot:
+def _use_own_clock(snapshot: RingSnapshot) -> RingSnapshot:
     """Return a ring's snapshot whose wall clock is its monotonic clock."""
     records = [record for record in snapshot.records if record["kind"] != "anchor"]
     return snapshot._replace(records=[*records, _IDENTITY_ANCHOR])
@@ -417,7 +417,7 @@ class JobTime:
             if tree.root_of(clock) == root:
                 method: Method = "same clock" if clock == root else "pings"
                 path = tree.path_of(clock)
-                by_clocks = partial(_by_clocks, path, clock, wall_ns)
+                by_clocks = partial(_offset_by_clocks, path, clock, wall_ns)
                 self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(path.largest_bound, clock))
         unmapped = [file for file in files if file.rank not in self._times]
         if unmapped:
@@ -432,7 +432,7 @@ class JobTime:
             if file.rank not in self._times:
                 if file.is_ring and all(record["kind"] != "anchor" for record in records[file.rank]):
                     raise ModtraceError(f"{file.path}: has no clock records; copy the ring again, or move it away")
-                by_wall = partial(_by_wall_clock, anchors.get(file.rank))
+                by_wall = partial(_offset_by_wall_clock, anchors.get(file.rank))
                 clock = _own_clock(file.rank)
                 self._times[file.rank] = RankTime(file.rank, clock, "wall clock", by_wall, _wall_clock_bound)
 
@@ -462,12 +462,12 @@ def _wall_ahead(tree: ClockTree, clock: str, anchors: ClockMap | None) -> int:
     return int(anchors.to_other(anchor_ns)[0] - root[0])
 
 
-def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Offset:
+def _offset_by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Offset:
     offset = tree.to_root(clock, own_ns)
     return Offset(offset.offset_ns + wall_ns, offset.bound_ns)
 
 
-def _by_wall_clock(anchors: ClockMap | None, own_ns: Int64Array) -> Offset:
+def _offset_by_wall_clock(anchors: ClockMap | None, own_ns: Int64Array) -> Offset:
     offset = np.zeros(len(own_ns), np.int64) if anchors is None else anchors.to_other(own_ns) - own_ns
     return Offset(offset, np.full(len(own_ns), WALL_CLOCK_BOUND_NS))
 

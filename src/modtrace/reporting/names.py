@@ -153,7 +153,7 @@ class ReportNames:
         """Return a module's label, fully qualified name and class, or aliases of them for a range."""
         if name.module_class == REGION_CLASS:
             return Name(self.annotation(name.label), self._region_fqn(name.fqn), REGION_CLASS)
-        return self._of_module(name) if name.category is None else self._range(name)
+        return self._clean_module_name(name) if name.category is None else self._range(name)
 
     def module(self, fqn: str, module_class: str) -> tuple[str, str]:
         """Return a module's fully qualified name and its class."""
@@ -217,7 +217,7 @@ class ReportNames:
         """Return the name of a kernel."""
         return self._note_used("kernel", self.text(text))
 
-    def _of_module(self, name: Name) -> Name:
+    def _clean_module_name(self, name: Name) -> Name:
         return Name(self.text(name.label), self.fqn(name.fqn), self.module_class(name.module_class))
 
     def _range(self, name: Name) -> Name:
@@ -261,7 +261,7 @@ class AliasedNames(ReportNames):
     and so do names of operations and kernels of libraries such as torch: they reveal nothing about the model's source.
     """
 
-    def _of_module(self, name: Name) -> Name:
+    def _clean_module_name(self, name: Name) -> Name:
         module_class = self.module_class(name.module_class)
         fqn = self.fqn(name.fqn)
         path = name.label.removesuffix(f": {name.module_class}")

@@ -21,10 +21,10 @@ from .slices import (
     Args,
     Slices,
     append_to,
-    in_start_order,
     join_args,
     join_columns,
     map_arg,
+    sort_by_start,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def with_slices(timeline: Timeline, rows: Slices) -> Timeline:
     """Return the timeline with more slices, which use its names and tracks, but do not nest with its slices."""
     if not len(rows):
         return timeline
-    return replace(timeline, slices=in_start_order(join_columns([timeline.slices, rows])))
+    return replace(timeline, slices=sort_by_start(join_columns([timeline.slices, rows])))
 
 
 def with_modules(timeline: Timeline, columns: Slices) -> Timeline:
@@ -72,7 +72,7 @@ def put_modules_before(timeline: Timeline, columns: dict[str, AnyArray], args: A
     columns |= {"kind": np.full(count, MODULE, np.int8)}
     append_to(columns, {name: getattr(slices, name) for name in DTYPES})
     joined = Slices(**columns, args=join_args([(0, args), (count, slices.args)]))
-    return replace(timeline, slices=in_start_order(joined))
+    return replace(timeline, slices=sort_by_start(joined))
 
 
 def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *, sort: bool = True) -> Timeline:
@@ -106,7 +106,7 @@ def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *,
         groups.setdefault(group.name, group)  # the first of several with one name
     return replace(
         parts[0],
-        slices=in_start_order(slices) if sort else slices,
+        slices=sort_by_start(slices) if sort else slices,
         names=[name for part in parts for name in part.names],
         tracks=[tracks[index] for index in order.tolist()],
         stats=Stats(*(sum(part.stats[count] for part in parts) for count in Stats())),

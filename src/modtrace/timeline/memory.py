@@ -21,7 +21,7 @@ OUTSIDE_CALLS = "gradients", "optimizer state", "parameters"
 """Holders other than calls of modules: nodes of backward passes, optimizer steps, parameters of called modules."""
 KINDS = "backward", "optimizer", "parameters"
 """The names of `OUTSIDE_CALLS` in a ring, in the same order."""
-OUTSIDE = "no module"
+NO_MODULE = "no module"
 """The holder of all other memory."""
 
 

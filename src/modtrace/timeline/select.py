@@ -13,7 +13,7 @@ from .._arrays import INT64_MAX, INT64_MIN, BoolArray, Float64Array, IndexArray,
 from .._errors import ArgumentError
 from .contents import COUNTED, WHOLE_RUN
 from .nesting import InnermostLookup, extents
-from .slices import BACKWARD, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Arg, Slices, in_start_order, map_arg
+from .slices import BACKWARD, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Arg, Slices, map_arg, sort_by_start
 
 if TYPE_CHECKING:
     from .contents import CounterSeries, GpuWork
@@ -33,7 +33,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
     slices = timeline.slices
     # An empty slice has no inside that could overlap: it counts if its moment is in the window.
     overlaps = (slices.start < high) & (slices.end > low) | (slices.start == slices.end) & (slices.start == low)
-    part = _in_time(timeline, overlaps & (slices.start < high), low, high)
+    part = _keep_in_window(timeline, overlaps & (slices.start < high), low, high)
     cut = dataclasses.replace(
         part.slices,
         start=np.maximum(part.slices.start, low),
@@ -44,7 +44,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
     )
     return dataclasses.replace(
         part,
-        slices=in_start_order(cut),  # cut slices start together, and are sorted by depth
+        slices=sort_by_start(cut),  # cut slices start together, and are sorted by depth
         # GPU work has steps, but no times.
         gpu_work=None if start_ns is not None or end_ns is not None else timeline.gpu_work,
         begin_ns=timeline.begin_ns if start_ns is None else None,
@@ -54,7 +54,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
 def whole_spans(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
     """Return the slices that overlap a time window, uncut, with the marks and samples in it."""
     slices = timeline.slices
-    return _in_time(timeline, (slices.start <= end_ns) & (slices.end >= start_ns), start_ns, end_ns + 1)
+    return _keep_in_window(timeline, (slices.start <= end_ns) & (slices.end >= start_ns), start_ns, end_ns + 1)
 
 
 def started_in(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
@@ -62,10 +62,10 @@ def started_in(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
     slices = timeline.slices
     is_selected = (slices.start >= start_ns) & (slices.start < end_ns)
     is_selected |= np.isin(slices.link, slices.link[is_selected & (slices.link >= 0)])
-    return dataclasses.replace(_in_time(timeline, is_selected, start_ns, end_ns), gpu_work=None)
+    return dataclasses.replace(_keep_in_window(timeline, is_selected, start_ns, end_ns), gpu_work=None)
 
 
-def _in_time(timeline: Timeline, is_selected: BoolArray, low: int, high: int) -> Timeline:
+def _keep_in_window(timeline: Timeline, is_selected: BoolArray, low: int, high: int) -> Timeline:
     """Return the selected slices, and the marks and samples from `low` to before `high`."""
     return dataclasses.replace(
         keep_rows(timeline, np.flatnonzero(is_selected)),

@@ -327,7 +327,7 @@ DTYPES: dict[str, type[np.generic]] = {
 """The type of each column that all slices have."""
 
 
-def in_start_order(slices: Slices) -> Slices:
+def sort_by_start(slices: Slices) -> Slices:
     """Sort by block, start and depth, and renumber `parent`; parents then come before their children."""
     if is_sorted(slices):
         return slices
@@ -339,7 +339,7 @@ def in_start_order(slices: Slices) -> Slices:
 
 
 def is_sorted(slices: Slices) -> bool:
-    """Return whether slices are in the order that `in_start_order` gives them."""
+    """Return whether slices are in the order that `sort_by_start` gives them."""
     start, depth, block = slices.start, slices.depth, _BLOCK[slices.kind]
     later = (start[1:] > start[:-1]) | (start[1:] == start[:-1]) & (depth[1:] >= depth[:-1])
     return bool(np.all((block[1:] > block[:-1]) | (block[1:] == block[:-1]) & later))

@@ -155,7 +155,7 @@ class RepeatedCalls:
             tensors = list[torch.Tensor]()
             weights = (
                 weight._version
-                for part in _with_inner(module)
+                for part in _modules_inside(module)
                 for weight in [*part._parameters.values()]
                 if weight is not None
             )
@@ -186,7 +186,7 @@ def _flat(inputs: tuple[Any, ...]) -> Iterator[Any]:
             yield value
 
 
-def _with_inner(module: nn.Module) -> Iterator[nn.Module]:
+def _modules_inside(module: nn.Module) -> Iterator[nn.Module]:
     """Yield a module and those inside it, without calling the user's code."""
     visited_ids, pending = set[int](), [module]
     while pending:
@@ -198,7 +198,7 @@ def _with_inner(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _drops(module: nn.Module) -> bool:
-    return any(isinstance(part, _DropoutNd) and part.training and part.p > 0 for part in _with_inner(module))
+    return any(isinstance(part, _DropoutNd) and part.training and part.p > 0 for part in _modules_inside(module))
 
 
 class _ThreadFile:

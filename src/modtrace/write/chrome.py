@@ -116,14 +116,14 @@ def _chrome_roles(timeline: Timeline, lanes: Lanes, resolution_ns: int) -> UInt8
             part = rows[first : first + _CHUNK + 1]
             start = columns.start[part]
             crowded[part[:-1][start[1:] - start[:-1] < resolution_ns]] = True
-    starts, ends = _by_link(columns, roles, FlowRole.BEGIN), _by_link(columns, roles, FlowRole.END)
+    starts, ends = _rows_by_link(columns, roles, FlowRole.BEGIN), _rows_by_link(columns, roles, FlowRole.END)
     binds = crowded[starts] | crowded[ends]
     roles[starts[binds]] = FlowRole.BIND_OUT
     roles[ends[binds]] = FlowRole.BIND_IN
     return roles
 
 
-def _by_link(columns: Slices, roles: UInt8Array, role: FlowRole) -> IndexArray:
+def _rows_by_link(columns: Slices, roles: UInt8Array, role: FlowRole) -> IndexArray:
     """Return the rows of the spans of one role in order of their links; each link occurs once."""
     rows = np.flatnonzero(roles == role)
     return rows[np.argsort(columns.link[rows])]

@@ -70,7 +70,7 @@ class Lanes:
                 pids[process] = ids.take(process.pid)
         lane_of = {lane.track: index for index, lane in enumerate(lanes)}
         names, sort_index = timeline.track_names, 0
-        for number, track in enumerate(_in_view_order(timeline)):
+        for number, track in enumerate(_tracks_in_view_order(timeline)):
             if track not in lane_of:
                 lane_of[track] = len(lanes)
                 lanes.append(Lane(track, escaped(names[track]), pids[timeline.tracks[track].process], ids.take()))
@@ -109,7 +109,7 @@ def _processes(timeline: Timeline) -> list[Process]:
     return sorted(processes_of(timeline), key=lambda process: (process.rank is None, process.role, process.rank or 0))
 
 
-def _in_view_order(timeline: Timeline) -> list[int]:
+def _tracks_in_view_order(timeline: Timeline) -> list[int]:
     """Return the indices of the tracks by process, thread and kind; GPUs and their streams follow the threads."""
     processes = {process: number for number, process in enumerate(_processes(timeline))}
     threads = Numbering[object]()

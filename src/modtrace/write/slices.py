@@ -16,7 +16,7 @@ from ..formats.slice_args import SharedTexts, slice_texts
 from ..ring.event_text import MESSAGES
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
 from ..timeline.contents import COMMUNICATION, RANGES, range_name
-from ..timeline.slices import COLLECTIVE, MODULE, Arg, ArgColumn, in_start_order
+from ..timeline.slices import COLLECTIVE, MODULE, Arg, ArgColumn, sort_by_start
 
 _SPANS_AT_A_TIME = 1 << 16
 """Number of spans, or pairs, in memory at a time."""
@@ -181,7 +181,7 @@ def all_as_modules(timeline: Timeline) -> Timeline:
     args |= {key: ArgColumn(first + column.rows, column.values) for key, column in texts.numbers.items()}
     kind = np.full_like(timeline.slices.kind, MODULE)
     slices = replace(timeline.slices, kind=kind, name=name, call=call, args=args)
-    return replace(timeline, slices=in_start_order(slices), names=[*timeline.names, *names])
+    return replace(timeline, slices=sort_by_start(slices), names=[*timeline.names, *names])
 
 
 def _page_name(texts: SharedTexts) -> Name:

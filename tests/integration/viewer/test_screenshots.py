@@ -16,7 +16,7 @@ import pytest
 import modtrace
 from modtrace import Timeline, load
 from modtrace.timeline import BACKWARD
-from modtrace.timeline.slices import DTYPES, Slices, in_start_order
+from modtrace.timeline.slices import DTYPES, Slices, sort_by_start
 from modtrace.write.html import write_html
 from tests.support.browser import Visit, visit
 from tests.support.compared_runs import recording
@@ -51,7 +51,7 @@ def threads(count: int) -> Timeline:
         tracks += [track._replace(thread=f"worker {thread}", tid=thread) for track in one.tracks]
         first += len(columns)
     columns = Slices.of(None, **{field: np.concatenate([getattr(part, field) for part in parts]) for field in DTYPES})
-    return Timeline(in_start_order(columns), one.names, tracks, one.stats, one.marks)
+    return Timeline(sort_by_start(columns), one.names, tracks, one.stats, one.marks)
 
 
 def llama() -> Timeline:

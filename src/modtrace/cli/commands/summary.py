@@ -77,7 +77,7 @@ def summary_command(
     _refuse_missing(summary, trace, gpu=sort == "gpu", memory=memory, flops=flops)
     summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace, step_by)
     is_first, limit = limit is None and only is None and max_depth is None, limit or None
-    summary = _only(summary, trace, only, max_depth).sort_by(sort or ("total" if tree else None), limit)
+    summary = _select_modules(summary, trace, only, max_depth).sort_by(sort or ("total" if tree else None), limit)
     console = options.make_console()
     width = console.width
     if output_format == "json":
@@ -146,7 +146,7 @@ def _whole_run(trace: str, only: str | None, limit: int | None) -> str:
     return "" if values is None else whole_run_text(values, only, limit)
 
 
-def _only(summary: "Summary", trace: str, pattern: str | None, max_depth: int | None) -> "Summary":
+def _select_modules(summary: "Summary", trace: str, pattern: str | None, max_depth: int | None) -> "Summary":
     """Return the summary of the matching modules; the pattern may omit the common start of names, like the table."""
     selected = summary.only(pattern, max_depth)
     if pattern is None or selected.rows:

@@ -67,10 +67,10 @@ from .late_steps import (
     MODULES_PER_STEP,
     Arrivals,
     LateStep,
+    LateVerdict,
     ModuleExcess,
     OwnTime,
     StepFinding,
-    Verdict,
     find_arrivals,
     late_steps,
     module_excess,
@@ -202,7 +202,7 @@ def late_senders(
         total, limit = totals[rank, step]
         lateness, peer = lateness_of[rank, step]
         bound = bounds.largest_bound(rank, np.array([peer]))
-        verdict: Verdict = "late" if lateness > bound else "cannot tell"
+        verdict: LateVerdict = "late" if lateness > bound else "cannot tell"
         rows = np.flatnonzero(is_counted & (times.rank == rank) & (times.step == step))
         rows = rows[np.argsort(-times.excess_ns[rows], kind="stable")][:MODULES_PER_STEP]
         modules = tuple(map(times.module_excess, rows.tolist())) if verdict == "late" else ()
@@ -280,7 +280,7 @@ _UNSEEN_ON_DEVICES = (
 )
 _NO_STEP = 1 << 30
 """A number above the steps of all recordings."""
-_VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
+_VERDICTS: tuple[LateVerdict, ...] = ("even", "cannot tell", "late")
 """The verdicts, the most significant last."""
 
 

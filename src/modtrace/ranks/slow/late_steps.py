@@ -107,7 +107,7 @@ def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
     return Segments(owner, key, start, end, rank_time.until(end) - rank_time.until(start))
 
 
-OUTSIDE = ""
+OUTSIDE_FQN = ""
 """The name of the time outside modules and ranges."""
 IN_RANGE = "range"
 """The phase of a range outside modules, such as data loading or the optimizer."""
@@ -118,20 +118,20 @@ ModulePhase = tuple[str, str]
 MODULES_PER_STEP = 3
 """Maximum number of modules that a finding names."""
 
-Verdict = Literal["late", "even", "cannot tell"]
+LateVerdict = Literal["late", "even", "cannot tell"]
 
 
 def place_text(fqn: str, phase: str) -> str:
     """Return the name, as used in sentences, of a module, a range, or the time outside both."""
     if phase == IN_RANGE:
         return fqn
-    return f"{fqn} {phase}" if fqn != OUTSIDE else "(outside modules)"
+    return f"{fqn} {phase}" if fqn != OUTSIDE_FQN else "(outside modules)"
 
 
 class ModuleExcess(NamedTuple):
     """A module that took longer on a rank than on the other ranks."""
 
-    fqn: str  # fully qualified name of the module, text of the range ("data loading"), or `OUTSIDE`
+    fqn: str  # fully qualified name of the module, text of the range ("data loading"), or `OUTSIDE_FQN`
     phase: str  # one of `timeline.PHASES`; `IN_RANGE`; empty outside modules and ranges
     excess_ns: int  # `own_ns` minus the median of the other ranks
     own_ns: int  # its self time before the late arrivals of a step
@@ -156,7 +156,7 @@ class StepFinding(NamedTuple):
     """
 
     step: int
-    verdict: Verdict
+    verdict: LateVerdict
     rank: int
     cost_ns: int = 0
     saved_ns: int = 0
@@ -237,7 +237,7 @@ MIN_NOISES = 6.0
 """Minimum ratio of a step's cost to the noise for the step to be late."""
 COUNTED_NOISES = 3.0
 """Minimum ratio of an excess to the noise for the excess to count."""
-_MIN_STEPS = 4
+_MIN_STEPS_FOR_MEDIAN = 4
 """Minimum number of steps for a rank's median excess to be subtracted when the variation is computed."""
 _STEADY_STEPS = 8
 """Minimum number of steps for an excess to be judged steady."""
@@ -292,7 +292,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         # The second to last and the median rank are uncertain, so the largest bound of all ranks counts.
         in_collective = slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst_row] + np.arange(2)))
         bound = bounds.largest_bound(rank, arrivals.rank[in_collective])
-        verdict: Verdict = "even" if total_ns <= limit else "cannot tell" if lateness <= bound else "late"
+        verdict: LateVerdict = "even" if total_ns <= limit else "cannot tell" if lateness <= bound else "late"
         step = int(arrivals.step[rows[0]])
         noise_ns = round(limit)
         finding = StepFinding(step, verdict, rank, total_ns, lateness_ns=lateness, bound_ns=bound, noise_ns=noise_ns)
@@ -347,7 +347,9 @@ def _deviation_from_rank_median(arrivals: Arrivals, values: Int64Array) -> Float
     position, rank = arrivals.position, arrivals.rank
     _, position_of_row, steps = np.unique(position << RANK_BITS | rank, return_inverse=True, return_counts=True)
     # A median of few steps means little: then the values are not reduced by it.
-    return np.abs(values - np.where(steps[position_of_row] < _MIN_STEPS, 0, medians_within(values, rank, position)))
+    return np.abs(
+        values - np.where(steps[position_of_row] < _MIN_STEPS_FOR_MEDIAN, 0, medians_within(values, rank, position))
+    )
 
 
 def noise_limit(squares: Float64Array, count: Int64Array) -> Float64Array:
@@ -400,7 +402,7 @@ def module_excess(
     names = [
         *((fqn, PHASES[phase]) for fqn, phase in numbers),
         *((place, IN_RANGE) for place in ranges.places),
-        (OUTSIDE, ""),
+        (OUTSIDE_FQN, ""),
     ]
     order = np.argsort(-excess, kind="stable")
     return [
@@ -472,8 +474,8 @@ def often_late(late: Sequence[int], ranks: int) -> set[int]:
         """Return the probability that a rank is late `count` times by chance, in runs of `length` steps."""
         runs, peer_runs = int(count / length), int(median_count * (ranks - 1) / length)
         # The count of the other ranks is random too: few ranks do not show the rate well.
-        peer_chance = at_least(runs, runs + peer_runs, 1 / ranks)
-        return max(peer_chance, at_least(runs, int(len(late) / length), min(_LATE_BY_CHANCE, 1 / ranks)))
+        peer_chance = probability_of_at_least(runs, runs + peer_runs, 1 / ranks)
+        return max(peer_chance, probability_of_at_least(runs, int(len(late) / length), min(_LATE_BY_CHANCE, 1 / ranks)))
 
     def filter_unlikely(candidates: set[int], length: float) -> set[int]:
         return {rank for rank in candidates if ranks * chance(counts[rank], length) < _MAX_CHANCE}
@@ -483,7 +485,7 @@ def often_late(late: Sequence[int], ranks: int) -> set[int]:
     return filter_unlikely(suspects, sum(runs) / len(runs)) if runs else suspects
 
 
-def at_least(count: int, trials: int, probability: float) -> float:
+def probability_of_at_least(count: int, trials: int, probability: float) -> float:
     """Return the probability of at least `count` events in `trials` trials."""
     if count <= 0 or probability >= 1:
         return 1.0

@@ -21,7 +21,7 @@ from .late_steps import (
     IN_RANGE,
     MAD_TO_SIGMA,
     NO_RANK,
-    OUTSIDE,
+    OUTSIDE_FQN,
     RANK_BITS,
     ModulePhase,
     OwnTime,
@@ -50,7 +50,7 @@ _CAUSE_SHARE = 0.8
 """Share of the largest delay in a range that a range needs to be the cause; a module needs half of this share."""
 
 _Key = TypeVar("_Key")
-_NO_PLACE: ModulePhase = (OUTSIDE, "")
+_NO_PLACE: ModulePhase = (OUTSIDE_FQN, "")
 
 
 class RoleWait(NamedTuple):
@@ -61,7 +61,7 @@ class RoleWait(NamedTuple):
         waits_for: the awaited process (`rollout 2`), or all processes of a role.
         share: share of a step, the mean of the waiting processes.
         ns_per_step: that share in nanoseconds: the mean wait in a step.
-        fqn: the module or range that causes the wait, or `OUTSIDE`.
+        fqn: the module or range that causes the wait; empty outside modules and ranges.
         phase: phase of the module; `IN_RANGE`; empty outside modules and ranges.
         ratio: time there divided by the time in the other processes of its role; None if they have none.
     """
@@ -79,8 +79,8 @@ class RoleWait(NamedTuple):
         """The waiting role, the share of a step, the awaited role, and the module or range that causes the wait."""
         wait = f"{self.role} {'wait' if self.role.endswith('s') else 'waits'} {100 * self.share:.0f} % of a step"
         outside = "outside modules and ranges"
-        place = place_text(self.fqn, self.phase) if self.fqn != OUTSIDE else f"what runs {outside}"
-        position = f"in {place}" if self.fqn != OUTSIDE else outside
+        place = place_text(self.fqn, self.phase) if self.fqn != OUTSIDE_FQN else f"what runs {outside}"
+        position = f"in {place}" if self.fqn != OUTSIDE_FQN else outside
         cause = f", mostly {position}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
         return f"{wait} for {self.waits_for}{cause}"
 

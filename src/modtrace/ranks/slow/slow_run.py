@@ -38,7 +38,7 @@ from ...live.places import processes_phrase
 from ...ring.event_text import rank_list
 from ...timeline.contents import process_label
 from ..all_ranks import damage_sentences, peak_sentence
-from .late_steps import NO_RANK, OUTSIDE, ModulePhase, StepFinding, often_late, place_text
+from .late_steps import NO_RANK, OUTSIDE_FQN, ModulePhase, StepFinding, often_late, place_text
 from .role_waits import RoleWait
 
 _NAMED_RANKS = 3
@@ -231,7 +231,7 @@ class SlowRun:
     def _rank_sentence(self, late: LateRank) -> str:
         mean = ms_text(late.cost_ns / max(late.steps, 1))
         place = f", mostly in {late.place}" if late.modules else ""
-        if late.modules and late.modules[0].fqn == OUTSIDE and late.rank in self.lines:
+        if late.modules and late.modules[0].fqn == OUTSIDE_FQN and late.rank in self.lines:
             place += f", longest {self.lines[late.rank]}"
         share_of_worst = sum(place.cost_ns for place in late.modules) / max(late.cost_ns, 1)
         if late.is_slow and place and share_of_worst < _MIN_PLACE_SHARE:
@@ -359,7 +359,7 @@ class SlowRun:
 def _step_place(step: StepFinding) -> ModulePhase:
     """Return the module and the phase of a step's largest excess."""
     fqn, phase = step.modules[0][:2] if step.modules else ("", "")
-    return fqn or (place_text(OUTSIDE, "") if step.modules else ""), phase
+    return fqn or (place_text(OUTSIDE_FQN, "") if step.modules else ""), phase
 
 
 def _unless_even(field: str) -> Callable[[StepFinding], Any]:
@@ -374,7 +374,7 @@ _RANK_COLUMNS = (
     Column("mostly in", "place", NAME),
 )
 _MODULE_COLUMNS = (
-    Column("module", lambda row: row[0].fqn or place_text(OUTSIDE, ""), MODULE),
+    Column("module", lambda row: row[0].fqn or place_text(OUTSIDE_FQN, ""), MODULE),
     Column("phase", lambda row: row[0].phase, TEXT),
     Column("late in steps", lambda row: row[0].steps),
     Column("cost ms", lambda row: row[0].cost_ns, LONG_MS),

@@ -10,15 +10,15 @@ import numpy as np
 from ..._arrays import Int64Array, is_any
 from ...ring import Events, Kind
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, HOLDER_BITS, HOLDER_MASK, NO_NAME, REFUSED
-from ..memory import KINDS, OUTSIDE, OUTSIDE_CALLS, format_bytes
+from ..memory import KINDS, NO_MODULE, OUTSIDE_CALLS, format_bytes
 from .analysis import RingAnalysis
 from .intervals import is_core_event
 from .name_lookup import NameLookup
 
-_NO_MODULE = (OUTSIDE, *KINDS)
+_NO_MODULE = (NO_MODULE, *KINDS)
 _MOMENTS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.HELD)
 _WARM_UP_STEPS = 2
-_MIN_STEPS = 8
+_MIN_STEPS_OF_GROWTH = 8
 _MIN_GROWTH_SHARE = 0.01
 """Minimum growth to be reported, as a share of all memory held."""
 _MAX_HOLDERS = 3
@@ -50,10 +50,10 @@ class HeldMemory(NamedTuple):
         if self.refused is not None:
             moment = "" if self.step is None else f", after step {self.step}"
             sentences.append(f"could not allocate {format_bytes(self.refused)} in {self.place}{moment}; {self.holding}")
-            sentences[0] += self._for_backward()
+            sentences[0] += self._backward_text()
         if self.grows:
             parts = [
-                f"{name} {format_bytes(count)}" for name, count in _by_list(self.grows_by) if 10 * count >= self.grows
+                f"{name} {format_bytes(count)}" for name, count in _sum_lists(self.grows_by) if 10 * count >= self.grows
             ]
             by = f": {', '.join(parts[:_MAX_HOLDERS])}" if parts else ""
             sentences.append(f"tensor memory grows by {format_bytes(self.grows)} a step{by}")
@@ -64,12 +64,12 @@ class HeldMemory(NamedTuple):
         """The largest holders as text; modules of a list are summed as `GPT.blocks.*`."""
         parts = [
             f"{name} {format_bytes(count)} ({100 * count / max(self.held, 1):.0f}%)"
-            for name, count in _by_list(self.by)[:_MAX_HOLDERS]
+            for name, count in _sum_lists(self.by)[:_MAX_HOLDERS]
             if count > 0
         ]
         return f"held: {format_bytes(self.held)}" + (f", by {', '.join(parts)}" if parts else "")
 
-    def _for_backward(self) -> str:
+    def _backward_text(self) -> str:
         """Estimate the memory saved for backward, and the memory freed by checkpointing the list that saves most."""
         saved = {name: min(count, self.by.get(name, 0)) for name, count in self.saved.items()}
         total = sum(saved.values())
@@ -94,7 +94,7 @@ class HeldMemory(NamedTuple):
         return self._asdict() | {"sentences": self.sentences}
 
 
-def _by_list(by: Mapping[str, int]) -> list[tuple[str, int]]:
+def _sum_lists(by: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return names and bytes, largest first, with several modules of a list summed as `GPT.blocks.*`."""
     members = Counter(_IN_LIST.sub(".*", name) for name in by)
     groups = Counter[str]()
@@ -126,7 +126,7 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
     memory = HeldMemory(
         *(held, dict(by.most_common()), last, *_growth(analysis, samples, owners)),
         saved=_saved(analysis),
-        at_peak=_at_peak(analysis, samples),
+        at_peak=_find_peak_holders(analysis, samples),
     )
     if not len(refused):
         return memory
@@ -137,7 +137,7 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
         calls_before = RingAnalysis(analysis.snapshot._replace(slots=slots))
     thread = analysis.lookup.threads[events.thread[until]]
     calls = next((stack.calls for stack in calls_before.open_stacks if (stack.thread, stack.tid) == thread), ())
-    place = f"{calls[-1].phase} {calls[-1].fqn}" if calls else OUTSIDE
+    place = f"{calls[-1].phase} {calls[-1].fqn}" if calls else NO_MODULE
     is_earlier = analysis.events.serial[analysis.step_ends.event] < events.serial[until]
     steps = analysis.step_ends.number[is_earlier]
     return memory._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) if len(steps) else None)
@@ -196,7 +196,7 @@ def _saved(analysis: RingAnalysis) -> dict[str, int]:
     return dict(saved)
 
 
-def _at_peak(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
+def _find_peak_holders(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
     """Return the holders at the peak; empty if the ring's last record of a peak is for a different peak."""
     events = analysis.all_events
     index = np.flatnonzero(events.kind == Kind.HELD_AT_PEAK)[-len(OUTSIDE_CALLS) - 1 :]
@@ -229,7 +229,7 @@ def _growth(analysis: RingAnalysis, samples: Int64Array, owners: dict[str, _Owne
 def _steady_growth(held: Int64Array) -> int:
     """Return the growth in bytes per step of memory that seldom shrinks; 0 if it shrinks often or stays."""
     held = held[_WARM_UP_STEPS:]
-    if len(held) < _MIN_STEPS:
+    if len(held) < _MIN_STEPS_OF_GROWTH:
         return 0
     change = np.diff(held)
     middle = len(held) // 2

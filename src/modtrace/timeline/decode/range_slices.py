@@ -225,7 +225,7 @@ def add_ranges(
     end_ns = np.where(last >= 0, events.time_ns[last], analysis.extent[1])
     collection, collection_start, collection_args = _collections(events)
     collection_position = analysis.positions_between(events.serial[collection])
-    eval_start, eval_end = _from_eval_to_train(evaluations, events, np.stack([first, last])[:, is_complete], lookup)
+    eval_start, eval_end = _evaluation_bounds(evaluations, events, np.stack([first, last])[:, is_complete], lookup)
     own_name = np.where(evaluations.in_training_mode, _IN_TRAINING_MODE, _EVALUATION)
     kind, thread, start, end, complete, position, text_id = stack_parts(
         (slices.RANGE, events.thread[either], start_ns, end_ns, is_complete, range_position, events.name[either]),
@@ -269,7 +269,7 @@ def add_ranges(
     return replace(timeline, names=[*timeline.names, *names], tracks=[*tracks, *new_tracks]), rows
 
 
-def _from_eval_to_train(
+def _evaluation_bounds(
     evaluations: Evaluations, events: Events, edges: Int64Array, lookup: NameLookup
 ) -> tuple[Int64Array, Int64Array]:
     """Return the start and the end of each evaluation.

@@ -61,7 +61,7 @@ def find_flops(
     calls.copy(counted)
     self_costs = calls.of_rows(rows)
     is_unknown = self_costs[0] == UNKNOWN_FLOPS
-    total = np.array([_with_inner(np.maximum(cost, 0), rows["phase"], parent) for cost in self_costs])
+    total = np.array([_add_inner(np.maximum(cost, 0), rows["phase"], parent) for cost in self_costs])
     total[0, is_unknown] = UNKNOWN_FLOPS
     has_arg = {
         Arg.FLOPS: total[0] != 0,
@@ -147,7 +147,7 @@ class _CallCosts:
         events, intervals, original = analysis.all_events, analysis.intervals, analysis.forward_call
         self._passes = passes = _Passes(analysis)
         index = np.flatnonzero(events.kind == Kind.OPERATOR)
-        inner, (costs, is_known) = _innermost(analysis, index), _costs(analysis, index)
+        inner, (costs, is_known) = _find_innermost(analysis, index), _costs(analysis, index)
         node_call, node_pass = _with_nodes_inside(analysis, passes)
         in_node, call = inner >= 0, inner.copy()  # without intervals, all operators are outside
         in_node[in_node] = intervals.is_node[inner[in_node]]
@@ -156,7 +156,7 @@ class _CallCosts:
         rerun &= ~np.isin(inner, list(create_graph_nodes(intervals, analysis.events)))
         costs = np.append(costs, [np.where(rerun, costs[0], 0)], axis=0)
         self.outside = int(costs[0, call < 0].sum())
-        is_counted = _in_windows(analysis)
+        is_counted = _is_counted(analysis)
         is_counted[inner[~is_known & (inner >= 0)]] = False
         call_key, keys = _number_similar(analysis)
 
@@ -271,13 +271,13 @@ def _operator_records(analysis: RingAnalysis) -> dict[int, Record]:
     return {record["number"]: record for record in analysis.snapshot.records if record["kind"] == "operator"}
 
 
-def _innermost(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
+def _find_innermost(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
     """Return the innermost interval around each event on its thread; -1 if there is none."""
     thread = analysis.all_events.thread[index].astype(np.int64)
     return analysis.intervals.open_at(thread, analysis.positions_between(analysis.all_events.serial[index]))
 
 
-def _in_windows(analysis: RingAnalysis) -> BoolArray:
+def _is_counted(analysis: RingAnalysis) -> BoolArray:
     """Return True for intervals in which operators were counted from start to end."""
     intervals = analysis.intervals
     start, end = analysis.positions_between(np.array(counted_serials(analysis.ring)).T)
@@ -291,7 +291,7 @@ def _number_similar(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
     """Return the index of each interval's key, equal for similar calls, -1 if the inputs are unknown; and the keys."""
     events, intervals, original = analysis.all_events, analysis.intervals, analysis.forward_call
     index = np.flatnonzero(events.kind == Kind.INPUTS)
-    call = _innermost(analysis, index)
+    call = _find_innermost(analysis, index)
     inputs = np.full(len(intervals), -1, np.int64)
     inputs[call[call >= 0]] = events.value[index[call >= 0]]
     outermost = np.where(inputs >= 0, np.arange(len(intervals)), -1)
@@ -313,7 +313,7 @@ def _number_similar(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
     return key_index, [*zip(*(column[is_first].tolist() for column in in_order), strict=True)]
 
 
-def _with_inner(cost: Int64Array, phase: Int64Array, parent: Int64Array) -> Int64Array:
+def _add_inner(cost: Int64Array, phase: Int64Array, parent: Int64Array) -> Int64Array:
     """Return the cost of each span plus the costs of the spans of its phase inside it."""
     total: Int64Array = cost.copy()
     span = np.flatnonzero((cost > 0) & (parent >= 0))

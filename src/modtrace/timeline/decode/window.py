@@ -39,10 +39,10 @@ def build_last(read: pieces.ReadRing, serials: range, max_events: int) -> Timeli
         return None
 
     window = range(cuts[0], serials.stop)
-    return _build_part(read, serials, window, np.zeros(0, np.int64), lambda events: [_with_started_ranges(events)])
+    return _build_part(read, serials, window, np.zeros(0, np.int64), lambda events: [_add_started_ranges(events)])
 
 
-def _with_started_ranges(events: Events) -> Events:
+def _add_started_ranges(events: Events) -> Events:
     """Return the events without the ends of ranges that started before them."""
     start, end = pair_by_value(events, *RANGE_KINDS)
     return events.take(np.delete(np.arange(len(events)), end[start < 0]))
@@ -174,7 +174,7 @@ class _RingProbe:
                 return _StepEnd(int(events.serial[ends[0]]), int(events.value[ends[0]]))
         return _StepEnd(self._serials.stop - 1, INT64_MAX)
 
-    def _around(self, number: int) -> tuple[int, int]:
+    def _serials_around(self, number: int) -> tuple[int, int]:
         """Return a serial number after the end of an earlier step, and one after the end of this or a later step."""
         low, high = self._serials.start, self._serials.stop
         start, stop = low, high
@@ -197,7 +197,10 @@ class _RingProbe:
         high = last if min(first, last) >= 0 else INT64_MAX  # counting from the end needs the end
         if not (self.first.number <= high and low <= count and low < high):
             return None
-        start, stop = self._around(low - _STEPS_AROUND)[0], self._around(min(high, count) + _STEPS_AROUND)[1]
+        start, stop = (
+            self._serials_around(low - _STEPS_AROUND)[0],
+            self._serials_around(min(high, count) + _STEPS_AROUND)[1],
+        )
         margin = self.block
         while 2 * (stop - start + 2 * margin) <= len(ring):
             outer_start, outer_stop = max(ring.start, start - margin), min(ring.stop, stop + margin)
@@ -255,7 +258,7 @@ class _RingProbe:
         has_unstarted = is_first and window.start > 0  # a range whose start was overwritten belongs to the first step
         later = np.zeros(0, np.int64)  # values of ranges that start after the window
         start_values, end_values = (events.value[events.kind == kind] for kind in RANGE_KINDS)
-        parts = [events if is_first else _with_started_ranges(events)]
+        parts = [events if is_first else _add_started_ranges(events)]
         for part in pieces.parts_of(range(window.stop, self._serials.stop)):
             if not has_unstarted and np.isin(start_values, end_values).all():
                 break

@@ -9,7 +9,7 @@ import numpy as np
 from ..._arrays import INT64_MIN, Int64Array
 from ..._tables import MODULE, NAME, PERCENT, Column, Table, Unit, fields_of
 from ..contents import MEMORY
-from ..memory import OUTSIDE, OUTSIDE_CALLS, Holders, find_holders, format_bytes, grown_in, measure_calls
+from ..memory import NO_MODULE, OUTSIDE_CALLS, Holders, find_holders, format_bytes, grown_in, measure_calls
 from ..slices import FORWARD, PHASES, RECOMPUTE
 from .module_rows import Groups
 from .step_bounds import StepBounds
@@ -126,7 +126,7 @@ def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> M
 
 def _growth_outside(timeline: "Timeline") -> int:
     """Return the bytes per step by which memory allocated outside modules grows; 0 if it does not grow."""
-    growth: int = timeline.metadata.get(MEMORY, {}).get("grows_by", {}).get(OUTSIDE, 0)
+    growth: int = timeline.metadata.get(MEMORY, {}).get("grows_by", {}).get(NO_MODULE, 0)
     return max(growth, 0)
 
 
@@ -168,7 +168,7 @@ def summarize_memory(
             groups.classes[index],
             *(median_of_group.get(index) for median_of_group in medians),
             *peak_rows[index],
-        )._replace(saved_bytes=_with_inner(saved, groups.fqns[index]))
+        )._replace(saved_bytes=_sum_inside(saved, groups.fqns[index]))
         for index in order
     )
     holders = [
@@ -187,7 +187,7 @@ def summarize_memory(
     )
 
 
-def _with_inner(saved: Mapping[str, int], fqn: str) -> int | None:
+def _sum_inside(saved: Mapping[str, int], fqn: str) -> int | None:
     """Return the saved bytes of a module with its inner modules; None if unknown."""
     counts = [count for name, count in saved.items() if fqn and f"{name}.".startswith(f"{fqn}.")]
     return sum(counts) if counts else None

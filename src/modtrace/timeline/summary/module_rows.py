@@ -202,7 +202,7 @@ _COUNTED = frozenset(ModuleTimes._fields[ModuleTimes._fields.index("kernel_ns") 
 _SELF_FIELDS = tuple(field for field in ModuleTimes._fields if field.endswith("_self_ns") or field in _COUNTED)
 
 
-def in_tree_order(rows: Sequence[ModuleTimes]) -> list[tuple[ModuleTimes, str, str]]:
+def sort_as_tree(rows: Sequence[ModuleTimes]) -> list[tuple[ModuleTimes, str, str]]:
     """Return (row, name, branch) in tree order: a row follows the row that contains it, siblings keep their order.
 
     `name` is relative to the containing row (`h.0`); `branch` has the lines of the tree in front of it (`│  ├─ `).

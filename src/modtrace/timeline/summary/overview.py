@@ -129,8 +129,8 @@ class SpanCounts(NamedTuple):
             sum((piece.roots for piece in pieces), Counter[int]()),
             set().union(*(piece.used for piece in pieces)),
             set().union(*(piece.rerun for piece in pieces)),
-            _by_operator(item for piece in pieces for item in piece.communication.items()),
-            _by_operator(item for piece in pieces for item in piece.own_communication.items()),
+            _sum_by_operator(item for piece in pieces for item in piece.communication.items()),
+            _sum_by_operator(item for piece in pieces for item in piece.own_communication.items()),
             {name: count for piece in pieces for name, count in piece.compiled.items()},
         )
 
@@ -178,7 +178,7 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
         communication=counts.communication,
         compiled=counts.compiled,
         steps_of=_steps_of(timeline),
-        told_apart=_told_apart(fqns),
+        told_apart=_find_told_apart(fqns),
         steps_end_with=str(timeline.metadata.get(STEPS_END_WITH, "")),
         whole_run=_whole_run(timeline),
         kept=kept_sentence(timeline),
@@ -262,7 +262,7 @@ def steps_note(overview: Overview | None) -> str:
     return f"steps of {overview.steps_of}" + ("; modtrace ranks slow compares ranks" if has_ranks else "")
 
 
-def _told_apart(fqns: Sequence[str]) -> dict[str, list[str]]:
+def _find_told_apart(fqns: Sequence[str]) -> dict[str, list[str]]:
     """Return the names with a `#`, by the text before it, if that text is a name or the start of one."""
     numbered: dict[str, dict[str, None]] = {}
     for fqn in fqns:
@@ -370,10 +370,10 @@ def sum_up_communication(collectives: Collectives, chosen: BoolArray | bool = Tr
         sums = (int(column.sum()) for column in (calls, collectives.nbytes[calls], duration[calls], duration[waits]))
         return OperatorTotals(*sums)
 
-    return _by_operator((operators[index], totals(index)) for index in np.unique(collectives.name).tolist())
+    return _sum_by_operator((operators[index], totals(index)) for index in np.unique(collectives.name).tolist())
 
 
-def _by_operator(totals: Iterable[tuple[str, OperatorTotals]]) -> dict[str, OperatorTotals]:
+def _sum_by_operator(totals: Iterable[tuple[str, OperatorTotals]]) -> dict[str, OperatorTotals]:
     """Return the sums of the totals by operator, the most often called first."""
     sums: dict[str, OperatorTotals] = {}
     for name, added in totals:

@@ -257,7 +257,7 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
     encloses = np.zeros(len(slices), np.bool_)
     encloses[ranges] = _hold_any(slices, ranges, np.concatenate([models, passes]))
 
-    yield from _by_name(timeline, slices, users[encloses[users]], parts)
+    yield from _layers_by_name(timeline, slices, users[encloses[users]], parts)
     # On a thread that was saved without passes, outermost backward spans replace them.
     pass_rows = on_backward[slices.parent[on_backward] < 0]
     pass_rows = np.append(passes, pass_rows[~np.isin(thread[pass_rows], thread[passes])])
@@ -267,7 +267,7 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
     yield _union_layer(slices, closures, parts["optimizer"])
     optimizers = optimizers[~encloses[optimizers]]
     yield _gaps_before_passes(line, models, pass_rows, optimizers=optimizers, ends=ends, part=parts["loss"])
-    yield from _by_name(timeline, slices, users[~encloses[users]], parts)
+    yield from _layers_by_name(timeline, slices, users[~encloses[users]], parts)
     yield _union_layer(slices, optimizers, parts["optimizer"])
     yield _union_layer(slices, losses, parts["loss"])
     yield _union_layer(slices, models, parts["forward"])
@@ -300,7 +300,7 @@ def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:
     return _Layer(times.start_ns, times.end_ns, np.full(len(times.start_ns), part, np.int64))
 
 
-def _by_name(timeline: Timeline, slices: Slices, rows: AnyArray, parts: Numbering[str]) -> Iterator[_Layer]:
+def _layers_by_name(timeline: Timeline, slices: Slices, rows: AnyArray, parts: Numbering[str]) -> Iterator[_Layer]:
     """Yield a layer for each depth of ranges, the outermost first; the part is the range's name."""
     for depth in np.unique(slices.depth[rows]).tolist():
         level = rows[slices.depth[rows] == depth]

@@ -265,7 +265,7 @@ def name_places(
     times = times.take(np.argsort(times.step, kind="stable"))
     for index, cause in places.items():
         step_times = times.take(slice(*np.searchsorted(times.step, steps.bounds.number[index] + np.arange(2))))
-        places[index] = _with_place(cause, step_times, usual_ns, groups)
+        places[index] = _add_place(cause, step_times, usual_ns, groups)
     causes = {
         index: cause
         for index, cause in {**steps.causes, **places}.items()
@@ -280,7 +280,7 @@ def _is_in_list(module: str, called: Container[str]) -> bool:
     return any(word.isdecimal() and ".".join(words[:index]) not in called for index, word in enumerate(words))
 
 
-def _with_place(
+def _add_place(
     cause: tuple[str, SlowPart], times: GroupTimes, usual_ns: Int64Array, groups: Groups
 ) -> tuple[str, SlowPart]:
     """Return the cause with the innermost module that explains it; `times` are those of the slow step."""

@@ -12,7 +12,7 @@ from .device_summary import DeviceModule, device_table
 from .findings import findings_table
 from .flop_summary import flop_table, rate_table
 from .memory_summary import holders_table, memory_table
-from .module_rows import CPU_FIELDS, GpuStepTimes, ModuleTimes, in_tree_order
+from .module_rows import CPU_FIELDS, GpuStepTimes, ModuleTimes, sort_as_tree
 from .overview import overview_lines, steps_note
 from .parts import OTHER
 from .slow_steps import PartTimes
@@ -124,7 +124,7 @@ def modules_tree(summary: Summary) -> Table:
     )
     rows = [
         _Branch(row, f"{branch}{path}" + (f": {row.module_class}" if path != row.module_class else ""))
-        for row, path, branch in in_tree_order(summary.rows)
+        for row, path, branch in sort_as_tree(summary.rows)
     ]
     return Table(columns, rows, notes=[summary.note, *_share_notes(summary, steps_ns)])
 

@@ -17,7 +17,7 @@ from ..step_pieces import step_pieces
 from . import units
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
-from .findings import RuleInput, Runs, find_findings, lines_of_parts, looked_at
+from .findings import CallCounts, RuleInput, find_findings, lines_of_parts, looked_at
 from .flop_summary import FlopSummary, GroupFlops, describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, Groups, ModuleTimes, group_modules, outer_modules
@@ -111,7 +111,7 @@ class _PieceTotals(NamedTuple):
     memory: MeasuredMemory | None  # None if memory was not recorded
     flops: GroupFlops | None  # None if no operators were counted
     ranges: Mapping[tuple[str, str], Int64Array]  # see `units.measure_ranges`
-    runs: Int64Array  # int64[2, 10, groups], see `findings.Runs`: in whole steps, and elsewhere
+    call_counts: Int64Array  # int64[2, 10, groups], see `findings.CallCounts`: in whole steps, and elsewhere
     collections: Int64Array  # see `RuleInput.collections`
 
 
@@ -144,7 +144,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
     self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
     total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
     timed, calls_inside = timed[counts[timed]], np.flatnonzero(in_backward & counts)
-    inner = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
+    inner = _self_times_by_group(columns, step, groups, calls_inside, self_ns[calls_inside])
     outer = GroupTimes(group[timed], step[timed], in_phase_ns[timed])
     called, first = np.unique(group, return_index=True)
     steps = measure_steps(timeline, step_by)
@@ -160,15 +160,15 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
         memory=measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
         flops=_measure_flops(timeline, spans, steps),
         ranges=units.measure_ranges(timeline),
-        runs=_count_runs(timeline, spans, steps, in_phase_ns, self_ns),
+        call_counts=_count_calls(timeline, spans, steps, in_phase_ns, self_ns),
         collections=measure_collections(timeline),
     )
 
 
-def _count_runs(
+def _count_calls(
     timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array, self_ns: Int64Array
 ) -> Int64Array:
-    """Return int64[2, 10, groups], see `findings.Runs`: in whole steps, and elsewhere in the first process."""
+    """Return int64[2, 10, groups], see `findings.CallCounts`: in whole steps, and elsewhere in the first process."""
     columns, unused = timeline.columns, timeline.columns.arg(Arg.UNUSED_NODES).rows
     is_elsewhere = ~np.isin(spans.step, steps.columns.step[steps.columns.whole])
 
@@ -268,13 +268,13 @@ def _sum_up(
         ranges=units.sum_up_ranges([piece.ranges for piece in pieces]),
         compiled=compiled_modules(timeline.metadata),
     )
-    runs = _sum_groups((piece.runs for piece in pieces), len(groups))
-    step_runs = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
+    call_counts = _sum_groups((piece.call_counts for piece in pieces), len(groups))
+    step_counts = call_counts[0] if len(steps.counted) < len(steps) else call_counts.sum(axis=0)
     return RuleInput(
         summary,
         divided,
         p10_ns=percentiles.p10[order],
-        runs=Runs(*step_runs[:, order]),
+        call_counts=CallCounts(*step_counts[:, order]),
         communication=counts.own_communication,
         collections=np.sum([piece.collections for piece in pieces], axis=0),
         metadata=timeline.metadata,
@@ -338,7 +338,7 @@ def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, self_values: I
     total = sums_at((len(PHASES), len(groups)), cell, in_phase[timed])
     for phase in (FORWARD, RECOMPUTE):
         rows = np.flatnonzero(in_backward & (columns.phase == phase))
-        inner = _with_outer_groups(columns, columns.step, groups, rows, self_values[rows])
+        inner = _self_times_by_group(columns, columns.step, groups, rows, self_values[rows])
         np.add.at(total[phase], inner.group, inner.ns)
     return total
 
@@ -353,7 +353,7 @@ def _time_of_others(timeline: Timeline) -> int:
     return int((last - first)[1:][first[1:] <= last[1:]].sum())
 
 
-def _with_outer_groups(
+def _self_times_by_group(
     columns: Slices, step: Int64Array, groups: Groups, span: Int64Array, self_ns: Int64Array
 ) -> GroupTimes:
     """Return the self time of each span for every group that its module counts to, in any order."""

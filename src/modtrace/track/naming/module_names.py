@@ -101,7 +101,7 @@ class ModuleNames:
             self._refer_to(module)
         if not open_calls and self._on_outermost is not None:
             self._on_outermost()
-        name_id = self._by_path(module, open_calls) if self._models is None else None
+        name_id = self._find_by_path(module, open_calls) if self._models is None else None
         if name_id is not None:
             return name_id
         if open_calls and self._has_span_of(open_calls[0][0], module):
@@ -140,7 +140,7 @@ class ModuleNames:
         name_id = self._relative_to_caller(module) if self._distinct is not None else None
         return self._add_below("", "", module) if name_id is None else name_id
 
-    def _by_path(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int | None:
+    def _find_by_path(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int | None:
         """Return the id of a name that needs only a path and a class, as most names do; None for other names."""
         for outer, _ in reversed(open_calls):
             entry = self._paths.get(id(outer))

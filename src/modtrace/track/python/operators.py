@@ -25,7 +25,7 @@ _READ_NS = 200_000_000
 """Time after which the next span counts the recorded operators: each record has at least 150 bytes."""
 _MAX_NS = 5_000_000_000
 """Maximum time without any span: after that, operators are not recorded any more."""
-_OUTSIDE, _IN_PASSES, _IN_OPTIMIZERS = -1, -2, -3
+_OUTSIDE_MODULES, _IN_PASSES, _IN_OPTIMIZERS = -1, -2, -3
 """Places of operators outside all modules; the native engine uses the same values."""
 _IN_LOADERS = -4
 _EXIT = -5
@@ -83,7 +83,7 @@ class OperatorCounts:
             self.end_profiler()
             self._totals.clear()
             self._open.clear()
-            self._gaps, self._events.on_boundary, self._is_sampling = gaps, self._at_boundary, True
+            self._gaps, self._events.on_boundary, self._is_sampling = gaps, self._on_boundary, True
             self._start_profiler()
 
     def end_outside(self) -> list[tuple[int, str, int, int]]:
@@ -94,13 +94,13 @@ class OperatorCounts:
         self._totals.clear()
         return counted
 
-    def _at_boundary(self, name: str | None, *call: Any) -> None:
+    def _on_boundary(self, name: str | None, *call: Any) -> None:
         self._gaps(name, *call)
         if name is None:
             self.leave()
         elif name != INNER_CALL:
             kind = name if name in _PLACES else category_of(name)
-            self.enter(_PLACES.get(kind, self._open[-1] if self._open else _OUTSIDE))
+            self.enter(_PLACES.get(kind, self._open[-1] if self._open else _OUTSIDE_MODULES))
 
     def enter(self, place: int) -> None:
         """Note that a place is entered: a place below 0, or the module whose name has this id."""
@@ -180,7 +180,7 @@ class OperatorCounts:
             self._follow(place)
 
     def _add(self, name: str, start_ns: int, end: Any) -> None:
-        place = self._open[-1] if self._open else _OUTSIDE
+        place = self._open[-1] if self._open else _OUTSIDE_MODULES
         # A forward that runs again in a pass is a part of the pass.
         if place != _IN_LOADERS and (place == _IN_PASSES or _IN_PASSES not in self._open):
             total = self._totals.setdefault((place, name), [0, 0])

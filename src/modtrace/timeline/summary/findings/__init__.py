@@ -14,11 +14,11 @@ from ..parts import OTHER
 from .costs import find_costs
 from .costs import low_mfu as low_mfu
 from .finding import MAX_FINDINGS as MAX_FINDINGS
-from .finding import MIN_STEPS, NOT_LOOKED_AT
+from .finding import MIN_STEPS_FOR_MEDIANS, NOT_LOOKED_AT
 from .finding import TRACE as TRACE
+from .finding import CallCounts as CallCounts
 from .finding import Finding as Finding
 from .finding import RuleInput as RuleInput
-from .finding import Runs as Runs
 from .finding import closing_line as closing_line
 from .finding import findings_lines as findings_lines
 from .finding import findings_markdown as findings_markdown
@@ -103,8 +103,8 @@ def looked_at(rule_input: RuleInput) -> str:
     summary = rule_input.summary
     if not summary.rows:
         return ""
-    is_few = rule_input.steps < MIN_STEPS
-    few = f" (too few to tell what is usual: record {MIN_STEPS + 1} or more)" if is_few else ""
+    is_few = rule_input.steps < MIN_STEPS_FOR_MEDIANS
+    few = f" (too few to tell what is usual: record {MIN_STEPS_FOR_MEDIANS + 1} or more)" if is_few else ""
     checked = [
         f"{counted(rule_input.steps, 'step')} in {'its' if rule_input.steps == 1 else 'their'} parts{few}",
         f"{counted(len(summary.rows), 'module')} and their siblings",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...memory import OUTSIDE, OUTSIDE_CALLS, format_bytes
+from ...memory import NO_MODULE, OUTSIDE_CALLS, format_bytes
 from ..flop_summary import FlopSummary
 from .finding import TRACE, Finding, RuleInput
 from .siblings import list_pattern
@@ -43,11 +43,11 @@ def _find_growth(rule_input: RuleInput) -> Iterator[Finding]:
     grown_in = memory.grown_in if memory is not None else ""
     outside = f"outside of modules, {grown_in}," if grown_in else "outside of modules"
     holders = ", ".join(
-        f"{outside if name == OUTSIDE else name} {format_bytes(count)}"
+        f"{outside if name == NO_MODULE else name} {format_bytes(count)}"
         for name, count in sorted(growths.items(), key=lambda item: -item[1])[:3]
     )
     evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {holders}" if holders else "")
-    in_range = grown_in.removeprefix("in ") if grown_in.startswith("in ") and largest == OUTSIDE else None
+    in_range = grown_in.removeprefix("in ") if grown_in.startswith("in ") and largest == NO_MODULE else None
     where = largest if largest in names else in_range
     show = "--memory" if memory is not None else "--tree"
     yield rule_input.finding("memory grows from step to step", where, evidence=evidence, show=show)
@@ -57,7 +57,7 @@ def _find_holders(rule_input: RuleInput) -> Iterator[Finding]:
     memory = rule_input.summary.memory
     if memory is None:
         return
-    holders = [holder for holder in memory.holders if holder.fqn not in ("other", OUTSIDE, *OUTSIDE_CALLS)]
+    holders = [holder for holder in memory.holders if holder.fqn not in ("other", NO_MODULE, *OUTSIDE_CALLS)]
     min_bytes = max(_MIN_HELD_SHARE * memory.peak_bytes, _MIN_HELD_BYTES)
     if not holders or (largest := holders[0]).fqn in rule_input.growth_by_holder or largest.bytes < min_bytes:
         return

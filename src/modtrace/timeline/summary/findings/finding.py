@@ -37,7 +37,7 @@ _MIN_NS = 1_000_000
 _SLOW_LOOPS_NS = 33_000
 """Duration of `LOOPS` in ns on the slow machine on which the thresholds in ns were measured."""
 _MIN_SLOWNESS = 0.1
-MIN_STEPS = 5
+MIN_STEPS_FOR_MEDIANS = 5
 """Minimum number of steps for medians: one-time work of torch or a stop by the system dominates fewer steps."""
 _MAX_MEDIAN_STEPS = 64
 """Maximum number of steps of a median that needs the module times of each step."""
@@ -168,7 +168,7 @@ def _gaps_before(divided: DividedSteps) -> Int64Array:
     return gap_ns
 
 
-class Runs(NamedTuple):
+class CallCounts(NamedTuple):
     """Counts and times of module calls in whole steps, without evaluations and calls in backward; int64[rows] each."""
 
     calls: Int64Array
@@ -189,7 +189,7 @@ class RuleInput:
     Attributes:
         summary: summary with the rows of all modules.
         p10_ns: int64[rows], 10th percentile over steps of a module's time; a busy machine changes medians.
-        runs: counts and times of module calls of the first process, whose steps these are.
+        call_counts: counts and times of module calls of the first process, whose steps these are.
         communication: its collectives by operator.
         collections: int64[2, triggers, generations], number of garbage collections, and of objects that they freed.
         memory: memory figures of the recording, see `MEMORY`; empty if there are none.
@@ -215,14 +215,14 @@ class RuleInput:
         divided: DividedSteps,
         *,
         p10_ns: Int64Array,
-        runs: Runs,
+        call_counts: CallCounts,
         communication: Mapping[str, OperatorTotals],
         collections: Int64Array,
         metadata: Mapping[str, Any],
         in_steps: Sequence[GroupTimes] = (),
         order: Sequence[int] = (),
     ) -> None:
-        self.summary, self.p10_ns, self.runs, self.collections = summary, p10_ns, runs, collections
+        self.summary, self.p10_ns, self.call_counts, self.collections = summary, p10_ns, call_counts, collections
         self._times_in_steps, self._order, self.communication = in_steps, order, communication
         self.memory: Mapping[str, Any] = metadata.get(MEMORY, {})
         optimizers: Sequence[Mapping[str, Any]] = metadata.get(OPTIMIZERS, ())
@@ -242,7 +242,7 @@ class RuleInput:
         self.duration_ns = self.part_times_ns.sum(axis=1) - self.part_ns("evaluation")
         self.total_ns = int(self.part_times_ns.sum())
         self._ends_by_marks = divided.bounds.step_by == OPTIMIZER
-        self.trains = self._ends_by_marks and bool(runs.calls_with_backward.any())
+        self.trains = self._ends_by_marks and bool(call_counts.calls_with_backward.any())
 
     @property
     def rows(self) -> Sequence[ModuleTimes]:
@@ -271,7 +271,7 @@ class RuleInput:
         """Clause that evaluations build a graph; empty if they do not."""
         builds_graph = any(
             count and row.fqn not in self.cast_modules
-            for count, row in zip(self.runs.unused_in_evaluations, self.rows, strict=True)
+            for count, row in zip(self.call_counts.unused_in_evaluations, self.rows, strict=True)
         )
         return "; it builds a graph, without torch.no_grad()" if builds_graph else ""
 
@@ -300,7 +300,7 @@ class RuleInput:
     @cached_property
     def calls(self) -> AnyArray:
         """float64[rows], mean number of a module's calls in a step."""
-        return np.asarray(self.runs.calls / max(self.steps, 1))
+        return np.asarray(self.call_counts.calls / max(self.steps, 1))
 
     @cached_property
     def samples_per_step(self) -> float:
@@ -316,13 +316,13 @@ class RuleInput:
     @cached_property
     def own_p10_ns(self) -> AnyArray:
         """float64[rows], `p10_ns` minus that of inner modules."""
-        return self._with_inner(self.p10_ns, -1)
+        return self._add_inner(self.p10_ns, -1)
 
     @cached_property
     def own_median_ns(self) -> AnyArray:
         """float64[rows], median time of a module in a step outside inner modules; of `_MAX_MEDIAN_STEPS` if more."""
         steps = np.unique(np.linspace(0, self.steps - 1, min(self.steps, _MAX_MEDIAN_STEPS)).astype(np.int64))
-        return np.asarray(np.median([self._with_inner(ns, -1) for ns in self._ns_in(steps)], axis=0))
+        return np.asarray(np.median([self._add_inner(ns, -1) for ns in self._ns_in(steps)], axis=0))
 
     def own_ns(self, index: int) -> tuple[float, float]:
         """Return a module's own usual time in a step in ns: in forward, and in backward.
@@ -335,7 +335,7 @@ class RuleInput:
         if stops_ns <= _STOPPED_SHARE * row.in_steps_ns:
             stops_ns = 0.0
         # Evaluations run only forward, and are not in the steps.
-        forward_ns = int(self.runs.own_forward_ns[index])
+        forward_ns = int(self.call_counts.own_forward_ns[index])
         self_ns = row.self_ns - row.forward_self_ns + forward_ns
         step_ns, unstopped_ns = min(p10_ns, self_ns / max(self.steps, 1)), max(self_ns - stops_ns, 1.0)
         forward, backward = (max(0.0, ns - stops_ns) for ns in (forward_ns, row.backward_self_ns))
@@ -348,9 +348,9 @@ class RuleInput:
     @cached_property
     def inner_calls(self) -> AnyArray:
         """float64[rows], mean number of calls of inner modules in a step."""
-        return self._with_inner(self.calls, 1) - self.calls
+        return self._add_inner(self.calls, 1) - self.calls
 
-    def _with_inner(self, values: AnyArray, factor: int) -> AnyArray:
+    def _add_inner(self, values: AnyArray, factor: int) -> AnyArray:
         """Return float64[rows], the values plus `factor` times those of the modules directly inside."""
         index_of = {row.fqn: index for index, row in enumerate(self.rows)}
         inner = [index for index, row in enumerate(self.rows) if self.outer[row.fqn]]

@@ -9,16 +9,16 @@ from typing import NamedTuple
 from ...contents import FLOAT64
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
-from .finding import MIN_STEPS, Finding, RuleInput, only_option
+from .finding import MIN_STEPS_FOR_MEDIANS, Finding, RuleInput, only_option
 from .noted import DOUBLES, MOVES, NotedSteps, Operator, calls_text, float64_ns
 from .siblings import list_pattern
 
 _MAX_SHORT_NS = 200_000
 """Maximum mean time in ns of an operator and its call for a loop: fewer rounds save nothing if each computes much."""
 HOST_TIME = "spends host time in its own forward, outside of inner modules and operators"
-_MOST = 0.5
+_MIN_SHARE_FOR_MOST = 0.5
 """Minimum share of the time of a module's operators, or of its own forward, for most of it."""
-_MUCH = 0.3
+_MIN_SHARE_FOR_MUCH = 0.3
 """Minimum share of the same time for much of it."""
 _MAKERS = frozenset(
     {"arange", "eye", "full", "linspace", "meshgrid", "one_hot", "ones", "randperm", "tril", "triu", "tril_", "triu_"}
@@ -119,13 +119,13 @@ def _is_sorter(name: str) -> bool:
 
 def _float64_ns(work: OwnWork) -> float:
     share = work.float64_ns / max(work.all.ns, 1.0)
-    return share * (work.forward_ns + work.backward_ns) if share >= _MOST else 0.0
+    return share * (work.forward_ns + work.backward_ns) if share >= _MIN_SHARE_FOR_MOST else 0.0
 
 
 def _sorting_ns(work: OwnWork) -> float:
     share = work.share(_is_sorter)
     is_parametrization = PARAMETRIZATIONS in work.fqns[0]
-    return share * work.forward_ns if share >= _MOST and not is_parametrization else 0.0
+    return share * work.forward_ns if share >= _MIN_SHARE_FOR_MOST and not is_parametrization else 0.0
 
 
 def _attention_ns(work: OwnWork) -> float:
@@ -150,12 +150,12 @@ def _product_ns(work: OwnWork) -> float:
     calls = {operator.name.removesuffix(FLOAT64): operator.calls for operator in work.longest}
     is_product = 0 < calls.get("sum", 0.0) <= calls.get("mul", 0.0) and _NORMS.isdisjoint(calls)
     share = work.share(lambda name: name.removesuffix(FLOAT64) in ("mul", "sum"))
-    return share * (work.forward_ns + work.backward_ns) if is_product and share >= _MUCH else 0.0
+    return share * (work.forward_ns + work.backward_ns) if is_product and share >= _MIN_SHARE_FOR_MUCH else 0.0
 
 
 def _resizing_ns(work: OwnWork) -> float:
     share = work.share(lambda name: _RESIZES.fullmatch(name.removesuffix(FLOAT64)) is not None)
-    return share * (work.forward_ns + work.backward_ns) if share >= _MOST else 0.0
+    return share * (work.forward_ns + work.backward_ns) if share >= _MIN_SHARE_FOR_MOST else 0.0
 
 
 def _cache_ns(work: OwnWork) -> float:
@@ -163,7 +163,7 @@ def _cache_ns(work: OwnWork) -> float:
     if work.backward_ns or _ATTENTION.isdisjoint(operator.name for operator in work.longest):
         return 0.0
     share = work.share(lambda name: name == "cat")
-    return share * work.forward_ns if share >= _MOST else 0.0
+    return share * work.forward_ns if share >= _MIN_SHARE_FOR_MOST else 0.0
 
 
 def _table_ns(work: OwnWork) -> float:
@@ -209,7 +209,7 @@ _KINDS = (
     ),
     _WorkKind(
         "copies tensors, or makes them anew, in each call",
-        lambda work: _move_share(work) * work.forward_ns if _move_share(work) >= _MUCH else 0.0,
+        lambda work: _move_share(work) * work.forward_ns if _move_share(work) >= _MIN_SHARE_FOR_MUCH else 0.0,
         "tensors that stay the same can be made once, before the loop",
     ),
     _WorkKind(
@@ -226,7 +226,7 @@ _KINDS = (
     ),
     _WorkKind(
         HOST_TIME,
-        lambda work: work.python_ns if work.python_ns >= _MOST * work.forward_ns else 0.0,
+        lambda work: work.python_ns if work.python_ns >= _MIN_SHARE_FOR_MOST * work.forward_ns else 0.0,
         "Python or waiting",
         min_share_without_training=_MIN_UNTRAINED_WORK_SHARE,
     ),
@@ -235,11 +235,11 @@ _KINDS = (
 
 def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield the modules with a large share of a step in work that has a cheaper way, by their operators."""
-    if rule_input.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS_FOR_MEDIANS:
         return
     # The 10th percentile, as for own times: on a busy machine a median step is several times as long.
     step_ns, mean_step_ns = rule_input.p10_step_ns(), rule_input.total_ns / rule_input.steps
-    is_usual = notes.float64_share() > _MOST
+    is_usual = notes.float64_share() > _MIN_SHARE_FOR_MOST
     for pattern, members in _group_rows(rule_input, notes):
         works = [_sum(rule_input, [member], notes) for member in members]
         for kind in _KINDS:
@@ -264,7 +264,7 @@ def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
             evidence += f", own backward {short_ms(work.backward_ns)}" if rule_input.trains else ""
             call_operators, call_ns = work.all.calls / work.calls, work.all.ns / work.calls
             # A recording notes only a few operators of each module.
-            frequent = [operator for operator in work.longest if operator.calls >= _MOST * work.calls]
+            frequent = [operator for operator in work.longest if operator.calls >= _MIN_SHARE_FOR_MOST * work.calls]
             longest = f"{calls_text(frequent, work.calls)}, in all " if frequent else ""
             evidence += f"; a call runs {longest}{call_operators:,.4g} operators"
             evidence += f" of {short_ms(call_ns)}: {kind.advice}" if call_ns else f": {kind.advice}"
@@ -284,7 +284,7 @@ def _group_rows(rule_input: RuleInput, notes: NotedSteps) -> Iterator[tuple[str,
     for (pattern, _), rows in by_pattern.items():
         operators = [notes.inside.get(rule_input.rows[index].fqn, no_operators) for index in rows]
         if not notes.inside:
-            nodes = (rule_input.runs.own_nodes[rows] / max(rule_input.steps, 1)).tolist()
+            nodes = (rule_input.call_counts.own_nodes[rows] / max(rule_input.steps, 1)).tolist()
             operators = [[Operator("", count, 0.0)] for count in nodes]
         elif not notes.all_inside and no_operators in operators:
             continue

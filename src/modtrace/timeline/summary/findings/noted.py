@@ -45,15 +45,15 @@ _MIN_HOOKS_SHARE = 0.05
 """Minimum share of the median step for hooks, which watch the computation and are no part of it."""
 _FORWARD_PER_BACKWARD = 0.5
 """Ratio of forward to backward time for the operators of a module that holds others, such as attention."""
-_GROWTHS = 3
+_GROWTH_INTERVALS = 3
 """Number of intervals of growth."""
-_STEADY = 0.5
+_MIN_STEADY_SHARE = 0.5
 """Minimum share of the fastest growth in each interval: growth of caches slows down."""
 _MIN_GROWTH = 1 << 20
 """Minimum growth in bytes a step, with a list that grows too."""
 _MIN_SURE_GROWTH = 2 << 20
 """Minimum growth in bytes a step without such a list: varying sizes add up to 1.3 MiB."""
-_STEADY_AT_END = 0.75
+_MIN_STEADY_SHARE_AT_END = 0.75
 """Minimum share of the fastest growth in the last interval, half of all steps: varying sizes add half as much."""
 _MIN_NEW_SHARE = 0.4
 """Minimum share of steps with an optimizer known to be new for a finding: recordings know half of them or more."""
@@ -316,11 +316,14 @@ def _gaps(rows: Sequence[tuple[Any, ...]], steps: int) -> list[Gap]:
 
 def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:
     """Return the growth of memory in bytes a step if it is about the same in the last intervals; otherwise 0."""
-    step, size = np.array(resident[1:][-1 - _GROWTHS :], np.float64).reshape(-1, 2).T
-    if len(step) <= _GROWTHS or np.any(np.diff(step) <= 0):
+    step, size = np.array(resident[1:][-1 - _GROWTH_INTERVALS :], np.float64).reshape(-1, 2).T
+    if len(step) <= _GROWTH_INTERVALS or np.any(np.diff(step) <= 0):
         return 0
     growth = np.diff(size) / np.diff(step)
-    is_steady = growth.min() >= max(_MIN_GROWTH, _STEADY * growth.max()) and growth[-1] >= _STEADY_AT_END * growth.max()
+    is_steady = (
+        growth.min() >= max(_MIN_GROWTH, _MIN_STEADY_SHARE * growth.max())
+        and growth[-1] >= _MIN_STEADY_SHARE_AT_END * growth.max()
+    )
     return int(np.median(growth)) if is_steady else 0
 
 
@@ -328,10 +331,10 @@ def _list_growth(lengths: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, 
     """Return by name the number of new values a step, of lists that grow by about the same in the last intervals."""
     growths = {}
     for name, samples in lengths.items():
-        step, length = np.array(samples[-1 - _GROWTHS :], np.float64).reshape(-1, 2).T
-        if len(step) > _GROWTHS and np.all(np.diff(step) > 0):
+        step, length = np.array(samples[-1 - _GROWTH_INTERVALS :], np.float64).reshape(-1, 2).T
+        if len(step) > _GROWTH_INTERVALS and np.all(np.diff(step) > 0):
             growth = np.diff(length) / np.diff(step)
-            if growth.min() >= _STEADY * growth.max() > 0:
+            if growth.min() >= _MIN_STEADY_SHARE * growth.max() > 0:
                 growths[name] = float(np.median(growth))
     return growths
 
@@ -414,9 +417,11 @@ def _find_growth(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
 def _find_training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if dropout or a batch norm is in training mode although nothing is trained."""
     active = [
-        index for index, row in enumerate(rule_input.rows) if row.fqn in notes.drop and rule_input.runs.calls[index]
+        index
+        for index, row in enumerate(rule_input.rows)
+        if row.fqn in notes.drop and rule_input.call_counts.calls[index]
     ]
-    if not active or rule_input.runs.calls_with_backward.any():
+    if not active or rule_input.call_counts.calls_with_backward.any():
         return
     first, ns_per_step = rule_input.rows[active[0]], float(rule_input.module_median_ns[active].sum())
     where = (rule_input.outer[first.fqn] or [first.fqn])[-1]
@@ -431,7 +436,7 @@ def _find_forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fi
     """Yield a finding if modules with forward hooks have longer forwards than their backward makes likely."""
     hooks_ns: dict[str, float] = {}
     for index, row in enumerate(rule_input.rows):
-        if row.fqn in notes.hooks and rule_input.runs.calls_with_backward[index]:
+        if row.fqn in notes.hooks and rule_input.call_counts.calls_with_backward[index]:
             forward_ns, backward_ns = rule_input.own_ns(index)
             inner = float(rule_input.inner_calls[index])
             expected_ns = backward_ns * (_FORWARD_PER_BACKWARD if inner else 1.0)

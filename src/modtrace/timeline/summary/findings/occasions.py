@@ -13,7 +13,7 @@ from ...contents import WITHOUT_GRADIENTS
 from ..parts import OTHER
 from ..slow_steps import SlowPart, short_ms
 from ..step_times import warm_up_steps
-from .finding import MIN_SHARE, MIN_STEPS, Finding, RuleInput, times_text
+from .finding import MIN_SHARE, MIN_STEPS_FOR_MEDIANS, Finding, RuleInput, times_text
 from .noted import NotedSteps
 from .siblings import list_pattern
 
@@ -26,7 +26,7 @@ _MAX_UNHINDERED_SHARE = 0.6
 def find_calls_at_once(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield a finding if calls on several threads last far longer than the medians of their modules."""
     concurrency, median_ns = rule_input.mean_concurrency, rule_input.median_step_ns
-    if concurrency < _MIN_CONCURRENCY or rule_input.steps < MIN_STEPS or median_ns < rule_input.min_ns:
+    if concurrency < _MIN_CONCURRENCY or rule_input.steps < MIN_STEPS_FOR_MEDIANS or median_ns < rule_input.min_ns:
         return
     rows = zip(rule_input.rows, rule_input.calls.tolist(), strict=True)
     leaves = [(row, calls) for row, calls in rows if row.fqn not in rule_input.holders]
@@ -123,7 +123,7 @@ def find_larger_inputs(rule_input: RuleInput) -> Iterator[Finding]:
             continue
         last_small, first_large = samples[count - 1][0], samples[count][0]
         small_ns, large_ns = ns[number <= last_small], ns[number >= first_large]
-        if min(len(small_ns), len(large_ns)) < MIN_STEPS:
+        if min(len(small_ns), len(large_ns)) < MIN_STEPS_FOR_MEDIANS:
             continue
         (small_p10, small_median), (large_p10, large_median) = (
             np.percentile(step_ns, (10, 50)).tolist() for step_ns in (small_ns, large_ns)
@@ -213,7 +213,7 @@ _TRIGGER_TEXTS = "", ", automatic", " by gc.collect()"
 
 def find_occasions(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield the parts that are long only in some steps, and repeated compilations."""
-    if rule_input.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS_FOR_MEDIANS:
         return
     compiles = _is_long(rule_input, rule_input.part_ns("compile", gaps=True))
     for part in rule_input.part_names:
@@ -277,7 +277,7 @@ def _is_long(rule_input: RuleInput, part_ns: Int64Array) -> BoolArray:
 
 def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield a finding for the slow steps of each part and module or range, except `explained` parts."""
-    if rule_input.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS_FOR_MEDIANS:
         return
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
     steps, delays = rule_input.summary.step_parts, dict(rule_input.step_notes.get("delays", ()))
@@ -328,7 +328,7 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
         evidence += _inputs_text(rule_input, slowest, part)
         evidence += notes.longest_gap_text(part, ns_per_step * rule_input.steps / len(slow_steps))
         # Steps that are ranges may be without modules.
-        has_modules = rule_input.runs.calls.any() and part != OTHER
+        has_modules = rule_input.call_counts.calls.any() and part != OTHER
         show = f"--steps {slowest}:{slowest + 1}" if has_modules else "--by step"
         yield rule_input.finding(title, where or None, part, evidence=evidence, show=show, ns=ns_per_step)
 
@@ -344,7 +344,7 @@ def long_calls_text(rule_input: RuleInput) -> str:
     ns = rule_input.duration_ns
     is_long = ns > _MIN_LONG_CALL_RATIO * max(rule_input.median_step_ns, 1.0)
     share = float(ns[is_long].sum() / max(ns.sum(), 1))
-    if rule_input.steps < MIN_STEPS or share < _MIN_LONG_CALLS_SHARE:
+    if rule_input.steps < MIN_STEPS_FOR_MEDIANS or share < _MIN_LONG_CALLS_SHARE:
         return ""
     count, period = int(np.count_nonzero(is_long)), period_of(rule_input.step_numbers[is_long], rule_input.step_numbers)
     calls = f"{count} of {counted(rule_input.steps, 'call')}" + (f", every {_ordinal(period)}," if period else "")

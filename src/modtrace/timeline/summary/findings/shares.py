@@ -15,7 +15,7 @@ from ...._tables import counted
 from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
-from .finding import MIN_STEPS, Finding, RuleInput, only_option, times_text
+from .finding import MIN_STEPS_FOR_MEDIANS, Finding, RuleInput, only_option, times_text
 from .inside import PARAMETRIZATIONS
 from .noted import NotedSteps, Operator, calls_text, tensors_of
 from .occasions import LOADER_START, MIN_EVALUATION_SHARE, collections_text
@@ -103,7 +103,7 @@ _MIN_UNTRAINED_HOST_SHARE = 0.25
 
 def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield a finding for each part with a large share of the steps, except the `explained` parts."""
-    if rule_input.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS_FOR_MEDIANS:
         return
     gap_ns = rule_input.gap_ns.sum(axis=1)
     step_ns, p10_step_ns = float(np.median(rule_input.duration_ns + gap_ns)), rule_input.p10_step_ns(gaps=True)
@@ -247,7 +247,7 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
 
 def _accumulation_text(rule_input: RuleInput, frequent: Sequence[Operator]) -> str:
     """Return a clause if DistributedDataParallel, and a collective with it, runs more than once in a step."""
-    rows_and_calls = zip(rule_input.rows, rule_input.runs.calls_with_backward, strict=True)
+    rows_and_calls = zip(rule_input.rows, rule_input.call_counts.calls_with_backward, strict=True)
     runs = [int(calls) for row, calls in rows_and_calls if row.module_class == _DDP]
     runs_per_step = max(runs, default=0) / rule_input.steps
     if runs_per_step < 2 or not any(operator.calls >= runs_per_step for operator in frequent):
@@ -279,7 +279,7 @@ def _backward_outside_modules(rule_input: RuleInput, part: str) -> Int64Array:
     With other ranks, this time is waiting. Otherwise it belongs to the loss, unless kept graphs are differentiated.
     """
     steps, with_ranks = rule_input.summary.steps.counted.columns, bool(rule_input.ranges_of("communication"))
-    is_kept = part == "loss" and rule_input.runs.extra_passes.sum() >= _MIN_PER_STEP * rule_input.steps
+    is_kept = part == "loss" and rule_input.call_counts.extra_passes.sum() >= _MIN_PER_STEP * rule_input.steps
     is_known = len(steps.step) == rule_input.steps and part in ("loss", "communication") and not is_kept
     if not is_known or with_ranks == (part == "loss"):
         return np.zeros(rule_input.steps, np.int64)
@@ -303,7 +303,7 @@ def _description(optimizer: Mapping[str, Any]) -> str:
 
 def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
-    if rule_input.steps < MIN_STEPS:
+    if rule_input.steps < MIN_STEPS_FOR_MEDIANS:
         return
     rows, trains, holders = rule_input.rows, rule_input.trains, rule_input.holders
     outer_holders = {fqn for fqns in rule_input.outer.values() for fqn in fqns[1:]}
@@ -315,13 +315,14 @@ def find_host_time(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding
             rule_input.calls[index] >= _MIN_PER_STEP
             # On a CPU, making random numbers dominates dropout: its backward is 0.05 of its forward.
             and "Drop" not in row.module_class
-            and (rule_input.runs.calls_with_backward[index] if trains else row.fqn in outer_holders)
-            and row.backward_self_ns < max_ratio * (rule_input.runs.own_forward_ns[index] - rule_input.stops_ns(index))
+            and (rule_input.call_counts.calls_with_backward[index] if trains else row.fqn in outer_holders)
+            and row.backward_self_ns
+            < max_ratio * (rule_input.call_counts.own_forward_ns[index] - rule_input.stops_ns(index))
             and not rule_input.is_wrapper(row)
         ):
             by_pattern.setdefault((list_pattern(rule_input, row.fqn), row.module_class), []).append(index)
     for (pattern, module_class), members in by_pattern.items():
-        forwards_ns = rule_input.runs.own_forward_ns[members]
+        forwards_ns = rule_input.call_counts.own_forward_ns[members]
         member_ns = np.minimum(np.maximum(own_ns[members], 0.0), forwards_ns / max(rule_input.steps, 1))
         own_backward_ns = sum(rows[index].backward_self_ns for index in members) / rule_input.steps
         own_forward_ns = ns_per_step = float(sum(member_ns)) - waits_ns
@@ -359,9 +360,9 @@ def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that run more often than they must: extra runs, recompute, loops, parametrizations."""
     seen: set[str] = set()
     # Nodes of compiled autograd are not recorded: its backward may belong to any graph.
-    is_unseen = not rule_input.runs.calls_with_backward.any() and rule_input.part_ns("backward").any()
+    is_unseen = not rule_input.call_counts.calls_with_backward.any() and rule_input.part_ns("backward").any()
     for index, row in enumerate(rule_input.rows):
-        calls, backwards, unused, plain_ns, trained_ns = (int(values[index]) for values in rule_input.runs[:5])
+        calls, backwards, unused, plain_ns, trained_ns = (int(values[index]) for values in rule_input.call_counts[:5])
         ns_per_step = plain_ns / rule_input.steps
         if ns_per_step < max(rule_input.min_share_ns, rule_input.min_ns):
             continue
@@ -393,8 +394,8 @@ def find_reruns(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
 
 def _find_extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield the outermost modules whose graph is kept for one more backward pass in most steps."""
-    runs = rule_input.runs
-    columns = (values.tolist() for values in (runs.calls_with_backward, runs.extra_passes, runs.extra_pass_ns))
+    counts = rule_input.call_counts
+    columns = (values.tolist() for values in (counts.calls_with_backward, counts.extra_passes, counts.extra_pass_ns))
     for row, backwards, extra, ns in zip(rule_input.rows, *columns, strict=True):
         ns_per_step = ns / rule_input.steps
         if extra >= _MIN_PER_STEP * rule_input.steps and ns_per_step >= max(rule_input.min_share_ns, rule_input.min_ns):
@@ -417,7 +418,7 @@ def _find_parametrizations(rule_input: RuleInput) -> Iterator[Finding]:
     ]
     ns_per_step = float(rule_input.module_median_ns[weights].sum())
     min_ns = max(_MIN_PARAMETRIZED_SHARE * rule_input.median_step_ns, rule_input.min_ns)
-    if rule_input.runs.calls_with_backward.any() or ns_per_step < min_ns:
+    if rule_input.call_counts.calls_with_backward.any() or ns_per_step < min_ns:
         return
     longest = rule_input.rows[max(weights, key=lambda index: rule_input.module_median_ns[index])].fqn
     evidence = f"{counted(len(weights), 'weight')}, {short_ms(ns_per_step)} a step, though nothing is trained: "
@@ -435,7 +436,9 @@ def _find_loops(rule_input: RuleInput) -> Iterator[Finding]:
     calls_by_fqn = {row.fqn: float(calls) for row, calls in zip(rule_input.rows, rule_input.calls, strict=True)}
     by_pattern: dict[str, list[int]] = {}
     for index, row in enumerate(rule_input.rows):
-        has_backward = rule_input.runs.calls_with_backward[index] >= _MIN_PER_STEP * rule_input.runs.calls[index]
+        has_backward = (
+            rule_input.call_counts.calls_with_backward[index] >= _MIN_PER_STEP * rule_input.call_counts.calls[index]
+        )
         if rule_input.outer[row.fqn] or has_backward:
             by_pattern.setdefault(list_pattern(rule_input, row.fqn), []).append(index)
     in_loops: set[str] = set()

@@ -13,7 +13,7 @@ from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
 from ..slow_steps import short_ms
-from .finding import MIN_SHARE, MIN_STEPS, Finding, RuleInput, ms_range, only_option, times_text
+from .finding import MIN_SHARE, MIN_STEPS_FOR_MEDIANS, Finding, RuleInput, ms_range, only_option, times_text
 from .noted import MIN_SAME_INPUTS, NotedSteps
 
 _MIN_BYTES = 1 << 20
@@ -61,7 +61,7 @@ def find_outliers(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]
     """Yield modules that are slower than their siblings in most steps, then those with more FLOPs or memory."""
     rows, groups = rule_input.rows, list(_group_siblings(rule_input, notes))
     reported: set[int] = set()
-    if rule_input.steps >= MIN_STEPS:
+    if rule_input.steps >= MIN_STEPS_FOR_MEDIANS:
         min_ns, median_ns = rule_input.min_share_ns, rule_input.module_median_ns
         for outlier in _keep_innermost(rule_input, _find_outliers(rule_input.p10_ns, groups, min_ns)):
             is_slower = median_ns[outlier.row] > _MIN_MEDIAN_RATIO * median_ns[outlier.siblings.rows].max()
@@ -113,7 +113,7 @@ def list_pattern(rule_input: RuleInput, fqn: str) -> str:
 def _group_siblings(rule_input: RuleInput, notes: NotedSteps) -> Iterator[_Siblings]:
     by_key: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rule_input.rows):
-        if not row.fqn or not rule_input.runs.calls[index]:
+        if not row.fqn or not rule_input.call_counts.calls[index]:
             continue
         pattern, parent = list_pattern(rule_input, row.fqn), row.fqn.rpartition(".")[0]
         if "*" in pattern and notes.has_siblings(pattern):
