@@ -132,9 +132,13 @@ class Capture:
         """Write one event of this thread, with a text or without a name."""
         if not self._has_failed:
             try:
-                self.engine.write_event(kind, NO_NAME if text is None else self.ring.names.text(text), value)
-                if kind in (Kind.STEP, Kind.OPTIMIZER_STEP):
-                    self._step_notes.after_step(value, "step" if kind is Kind.STEP else "optimizer")
+                name = NO_NAME if text is None else self.ring.names.text(text)
+                try:
+                    # The notes of a sampled step are written in it, so that the next step is as long as usual.
+                    if kind in (Kind.STEP, Kind.OPTIMIZER_STEP):
+                        self._step_notes.after_step(value, "step" if kind is Kind.STEP else "optimizer")
+                finally:
+                    self.engine.write_event(kind, name, value)
             except Exception as error:
                 self._on_error(error)
 
