@@ -204,7 +204,9 @@ _MIN_LONG_CALL_RATIO = 4.0
 _MIN_LONG_CALLS_SHARE = 0.2
 """Minimum share of long calls in the time of all."""
 _MAX_SAMPLING_NS = 50_000_000
-"""Maximum time in ns of a slow part that the Python engine's sampling of steps 1, 2, 4, 8 … explains."""
+"""Maximum time in ns of a slow part that the Python engine's sampling of steps 1, 2, 4, 8 … explains in any case."""
+_MAX_SAMPLING_RATIO = 5.0
+"""Maximum ratio of that time to the median step: each operator of a sampled step costs the engine some time."""
 _MIN_SLOW_SHARE = 0.04
 """Minimum excess of slow steps by one cause, as a mean over all steps."""
 _TRIGGER_TEXTS = "", ", automatic", " by gc.collect()"
@@ -287,6 +289,7 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
     is_python = overview is not None and overview.engine == "python"
     wait_ns: int = rule_input.step_notes.get("waited_ns", 0)
     is_busy = bool(delays) or wait_ns > 0 or "delays" not in rule_input.step_notes
+    max_sampling_ns = max(_MAX_SAMPLING_NS, _MAX_SAMPLING_RATIO * rule_input.median_step_ns)
     # Steps of the warm-up have no cause, so a periodic one may be missing there.
     warm = rule_input.step_numbers[warm_up_steps(rule_input.duration_ns) :]
     for index, (sentence, slow) in steps.causes.items():
@@ -295,19 +298,24 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
             by_cause.setdefault((slow.part, slow.module or slow.range), []).append((number, slow, sentence))
     longest_ns = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
-        numbers = np.array([number for number, _, _ in slow_steps])
-        period = period_of(numbers, warm)
-        if not period:  # the machine may have run another program
-            slow_steps = [
-                (number, slow, sentence)
-                for number, slow, sentence in slow_steps
-                if not (is_python and number & (number - 1) == 0 and slow.took_ns < _MAX_SAMPLING_NS)
-                and not _is_by_wait(excess_by_step.get(number, 0), delays.get(number, 0), wait_ns)
-            ]
-            numbers = np.array([number for number, _, _ in slow_steps])
-            period = period_of(numbers, warm) if slow_steps else 0
-        if not slow_steps:
+        period, numbers = 0, np.zeros(0, np.int64)
+        # Without a period, sampling may have made them slow, or another program.
+        is_sampled = [
+            is_python and number & (number - 1) == 0 and slow.took_ns < max_sampling_ns
+            for number, slow, _ in slow_steps
+        ]
+        is_waiting = [
+            _is_by_wait(excess_by_step.get(number, 0), delays.get(number, 0), wait_ns) for number, _, _ in slow_steps
+        ]
+        causes = np.stack([is_sampled, is_waiting])
+        for is_explained in (causes[:0], causes[:1], causes):
+            kept = np.flatnonzero(~is_explained.any(axis=0)).tolist()
+            numbers = np.array([slow_steps[index][0] for index in kept], np.int64)
+            if period := period_of(numbers, warm):
+                break
+        if not len(numbers):
             continue
+        slow_steps = [slow_steps[index] for index in kept]
         other_ns = max((ns for cause, ns in longest_ns.items() if cause != (part, where)), default=0)
         ns_per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(rule_input.steps, 1)
         is_layer = bool(delays) and "*" in list_pattern(rule_input, where)
