@@ -114,6 +114,37 @@ def test_inputs_of_the_first_outermost_call_of_a_module_are_noted(engine: Engine
     assert inputs == {"Takes": [[1, first], [2, first], [4, f"{first}, autocast to bfloat16"], [8, last]]}
 
 
+def test_inputs_of_the_first_and_the_last_of_many_calls_in_a_step_are_noted(engine: EngineName) -> None:
+    model, same, few = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(_STEPS):
+            for length in range(8):
+                model(torch.ones(2, 1 + length, 4))
+                same(torch.ones(2, 4))
+                if length:
+                    few(torch.ones(2, length, 4))
+            recording.step()
+
+    changing = recording.timeline().metadata[STEP_NOTES]["changing_inputs"]
+    assert changing == {"Linear": [[8, "float32[2, 1, 4]", "float32[2, 8, 4]"]] * 4}
+
+
+def test_the_notes_of_a_step_are_written_in_the_step(engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mark(self: StepNotes, number: int, ended_by: str) -> None:
+        if ended_by == "step":
+            recording.mark(f"notes {number}")
+
+    monkeypatch.setattr(StepNotes, "after_step", mark)
+    model = nn.Linear(4, 4)
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(2):
+            model(torch.ones(2, 4))
+            recording.step()
+
+    marks = [mark.text for mark in recording.timeline().marks]
+    assert marks == ["notes 0", "step 0", "notes 1", "step 1"]
+
+
 def test_calls_with_the_inputs_of_an_earlier_one_in_the_step_are_noted(engine: EngineName) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -569,6 +569,44 @@ def test_steps_that_are_slow_with_a_period_beside_those_with_notes(
     assert [evidence.partition(";")[0] for evidence in slow_steps] == ["in 4 of 24 steps, every 6th step"] * is_named
 
 
+@pytest.mark.parametrize(
+    ("growth", "first", "last", "ms"),
+    [
+        # The last 6 of 8 calls take 4 ms more; calls before the first trained one are in no step, so 9 of 10 steps.
+        (1, "int64[2, 8]", "int64[2, 15]", 21.6),
+        (1, "int64[2, 8], bool[2, 8]", "int64[2, 12], bool[2, 12]", 21.6),
+        (1, "int64[2, 8]", "int64[2, 11]", None),  # less than half of the calls
+        (1, "int64[2, 8]", "int64[3, 15]", None),
+        (1, "int64[2, 8]", "int32[2, 15]", None),
+        (1, "int64[8]", "int64[2, 8]", None),
+        (1, "int64[2, 15]", "int64[2, 8]", None),
+        (0, "int64[2, 8]", "int64[2, 15]", None),
+    ],
+)
+def test_inputs_that_grow_from_call_to_call_of_a_step(growth: int, first: str, last: str, ms: float | None) -> None:
+    counts = [0] * 12
+
+    def forward(step: int, block: int) -> float:
+        counts[step] += 1
+        # Each call runs four blocks; the last call of a step is trained.
+        return 1 + growth * (8 < counts[step] <= 32)
+
+    timeline = noted(training(forward=forward, alone=lambda step: 8), changing_inputs={"Net": [[8, first, last]] * 2})
+    what = "gets a longer input in each call of a step"
+
+    findings = [finding for finding in timeline.summary().findings if finding.what == what]
+
+    assert [(finding.where, finding.part, finding.ns_per_step) for finding in findings] == (
+        [("Net", "forward", round(ms * MS))] if ms else []
+    )
+    assert all(
+        finding.evidence
+        == f"the inputs of 8 calls in a step grow from {first} to {last}, and calls take longer: as in generation "
+        "without a KV cache, which computes all earlier positions again"
+        for finding in findings
+    )
+
+
 def test_steps_that_are_slow_with_a_period_are_not_slow_by_the_machine() -> None:
     slow = training(forward=lambda step, block: 41 if step % 3 == 2 and block == 2 else 1)
 

@@ -49,6 +49,8 @@ SHAPE_OF_STEP_NOTES = {
     "settings": {str: int},
     # Steps ended and input shapes of a module, if its first call in the step was outermost.
     "inputs": {str: [(int, str)]},
+    # Number of a module's calls in a step, 8 or more, and input shapes of the first and of the last, if these differ.
+    "changing_inputs": {str: [(int, str, str)]},
     # Number of calls in all sampled steps with the inputs of an earlier one in the same step, by module.
     "same_inputs": {str: int},
     # Number of forward hooks of each module.

@@ -46,6 +46,8 @@ LOOPS = 1_000
 """Rounds of the empty loop that measures the speed of Python here."""
 _MIN_PERCENT = 80
 """Minimum share of all parameter values that a module holds itself for the notes to name it."""
+_MIN_CALLS_IN_STEP = 8
+"""Minimum number of a module's calls in a step for their inputs to be compared."""
 _UNITS = {"forward": 0, "backward": 1}
 """Events that end a step if no optimizer and no mark does: backward passes, or else calls. Higher numbers win."""
 
@@ -89,7 +91,9 @@ class StepNotes:
         self._gaps = LineGaps(self._note_shapes, repeated_calls.note, repeated_calls.forget_inputs)
         self._slow_gaps = LineGaps()
         self._shapes_by_module: dict[int, str] = {}
+        self._later_shapes_by_module: dict[int, tuple[int, str]] = {}
         self._inputs: dict[str, list[tuple[int, str]]] = {}
+        self._changing_inputs: dict[str, list[tuple[int, str, str]]] = {}
         self._slow_gap_rows: Sequence[object] = ()
         self._slow_sample_count = self._slow_step = 0
         self._due_step, self._shortest_ns = -1, sys.maxsize
@@ -229,6 +233,7 @@ class StepNotes:
             "inside": self._operators_by_module(),
             "lengthen": self._find_growing_lists(),
             "inputs": self._add_shapes(),
+            "changing_inputs": self._changing_inputs,
             "same_inputs": self._same_inputs,
             "gaps": self._gaps.count(),
         }
@@ -246,10 +251,14 @@ class StepNotes:
         self._record = record
 
     def _note_shapes(self, module: object, inputs: tuple[Any, ...]) -> None:
-        """Note the shapes of the inputs of a module's first call in a step; `LineGaps` reports outermost calls only."""
-        if id(module) not in self._shapes_by_module and len(self._shapes_by_module) < _MAX_OPERATORS:
+        """Note the shapes of the inputs of a module's first and last call in a step, if outermost: see `LineGaps`."""
+        module_id, shapes_by_module = id(module), self._shapes_by_module
+        if module_id in shapes_by_module or len(shapes_by_module) < _MAX_OPERATORS:
             with unseen_by_modes():
-                self._shapes_by_module[id(module)] = _shapes(inputs)
+                shapes = _shapes(inputs)
+            if shapes_by_module.setdefault(module_id, shapes) is not shapes:
+                calls, _ = self._later_shapes_by_module.get(module_id, (1, ""))
+                self._later_shapes_by_module[module_id] = calls + 1, shapes
 
     def _add_shapes(self) -> dict[str, list[tuple[int, str]]]:
         """Return the shapes of inputs in all sampled steps, each with the number of steps that ended before."""
@@ -258,7 +267,11 @@ class StepNotes:
                 fqn in self._inputs or len(self._inputs) < _MAX_MODULES
             ):
                 self._inputs.setdefault(fqn, []).append((self._ended, shapes))
+                calls, last_shapes = self._later_shapes_by_module.get(id(module), (1, shapes))
+                if calls >= _MIN_CALLS_IN_STEP and last_shapes != shapes:
+                    self._changing_inputs.setdefault(fqn, []).append((calls, shapes, last_shapes))
         self._shapes_by_module.clear()
+        self._later_shapes_by_module.clear()
         return self._inputs
 
     def _add_repeated(self, repeated: Mapping[int, int]) -> None:

@@ -111,7 +111,7 @@ class _PieceTotals(NamedTuple):
     memory: MeasuredMemory | None  # None if memory was not recorded
     flops: GroupFlops | None  # None if no operators were counted
     ranges: Mapping[tuple[str, str], Int64Array]  # see `units.measure_ranges`
-    call_counts: Int64Array  # int64[2, 10, groups], see `findings.CallCounts`: in whole steps, and elsewhere
+    call_counts: Int64Array  # int64[2, 11, groups], see `findings.CallCounts`: in whole steps, and elsewhere
     collections: Int64Array  # see `RuleInput.collections`
 
 
@@ -168,7 +168,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
 def _count_calls(
     timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array, self_ns: Int64Array
 ) -> Int64Array:
-    """Return int64[2, 10, groups], see `findings.CallCounts`: in whole steps, and elsewhere in the first process."""
+    """Return int64[2, 11, groups], see `findings.CallCounts`: in whole steps, and elsewhere in the first process."""
     columns, unused = timeline.columns, timeline.columns.arg(Arg.UNUSED_NODES).rows
     is_elsewhere = ~np.isin(spans.step, steps.columns.step[steps.columns.whole])
 
@@ -181,6 +181,8 @@ def _count_calls(
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & is_own & ~spans.in_backward)
     has_backward = np.isin(columns.link[calls], columns.link[columns.phase == BACKWARD]) & (columns.link[calls] >= 0)
     alone, backed = calls[~has_backward], calls[has_backward]
+    outermost, growth_ns = alone[columns.depth[alone] == 0], np.zeros(len(columns), np.int64)
+    growth_ns[outermost] = _growth_in_steps(spans.group[outermost], spans.step[outermost], in_phase_ns[outermost])
     evaluated = unused[is_own[unused] & is_in_evaluation(timeline)[unused]] if len(unused) else unused
     in_evaluations = np.stack([sums(evaluated).sum(axis=0), np.zeros(len(spans.groups), np.int64)])
     reruns, is_first_in_pass = _passes_again(timeline)
@@ -190,8 +192,30 @@ def _count_calls(
         *(sums(alone, in_phase_ns), sums(backed, in_phase_ns)),
         *(sums(calls, columns.arg(Arg.OWN_NODES).dense(len(columns), missing=0)), in_evaluations),
         *(sums(rerun[is_first]), sums(rerun, in_phase_ns), sums(calls, self_ns)),
+        sums(outermost, growth_ns),
     )
     return np.stack(tables, axis=1)
+
+
+_MIN_CALLS_IN_STEP = 8
+"""Minimum number of a module's calls in a step whose first quarter is compared with the others."""
+
+
+def _growth_in_steps(group: Int64Array, step: Int64Array, ns: Int64Array) -> Int64Array:
+    """Return int64[calls], the time of each call minus the mean of the first quarter of its group's calls in its step.
+
+    The calls are in the order of their starts. It is 0 if the step has fewer than `_MIN_CALLS_IN_STEP` of them.
+    """
+    order = np.lexsort((step, group))
+    starts = np.flatnonzero(np.append(True, (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0))[: len(order)])
+    count = np.diff(np.append(starts, len(order)))
+    total_ns = np.append(0, np.cumsum(ns[order]))
+    quarter = np.maximum(count // 4, 1)
+    mean_ns = (total_ns[starts + quarter] - total_ns[starts]) / quarter
+    growth_ns = np.zeros(len(ns), np.int64)
+    growth_ns[order] = ns[order] - np.repeat(mean_ns, count).astype(np.int64)
+    growth_ns[order[np.repeat(count < _MIN_CALLS_IN_STEP, count)]] = 0
+    return growth_ns
 
 
 def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:

@@ -28,6 +28,7 @@ from .inside import find_inside
 from .noted import NotedSteps, find_noted, tensors_of
 from .occasions import (
     find_calls_at_once,
+    find_growing_calls,
     find_growing_steps,
     find_larger_inputs,
     find_occasions,
@@ -63,6 +64,7 @@ def find_findings(rule_input: RuleInput) -> list[Finding]:
         *inside,
         *find_calls_at_once(rule_input),
         *find_growing_steps(rule_input, notes),
+        *find_growing_calls(rule_input),
         *find_larger_inputs(rule_input),
         *reruns,
         *find_large_parts(rule_input, notes, explained),

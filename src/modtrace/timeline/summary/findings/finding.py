@@ -181,6 +181,7 @@ class CallCounts(NamedTuple):
     extra_passes: Int64Array  # of outermost modules, number of backwards in one more pass over a kept graph
     extra_pass_ns: Int64Array  # time of these backwards
     own_forward_ns: Int64Array  # forward time of all calls, outside inner modules
+    growth_in_steps_ns: Int64Array  # of outermost modules, forward time beyond that of a step's first calls
 
 
 class RuleInput:

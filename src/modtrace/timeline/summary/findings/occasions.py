@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Container, Iterator
 
@@ -65,6 +66,8 @@ _MIN_LONGER_PAIRS_SHARE = 0.9
 """Minimum share of pairs of steps in the first and last quarter in which the last is longer: levels rise by chance."""
 _MIN_LARGER_INPUTS_RATIO = 1.2
 """Minimum ratio of steps with larger inputs to others, of medians and of 10th percentiles."""
+_MIN_CALL_GROWTH_SHARE = 0.05
+"""Minimum share of the median step that calls take beyond the first ones, if their inputs grow: the cause is known."""
 _MIN_GROWN_SHARE = 0.7
 """Minimum share of the growth in a part or a module for it to be named."""
 
@@ -134,6 +137,40 @@ def find_larger_inputs(rule_input: RuleInput) -> Iterator[Finding]:
             ns_per_step = (large_median - small_median) * len(large_ns) / rule_input.steps
             title = "gets larger inputs after some steps"
             yield rule_input.finding(title, fqn, evidence=evidence, show="--by step", ns=ns_per_step)
+
+
+def find_growing_calls(rule_input: RuleInput) -> Iterator[Finding]:
+    """Yield a finding for each model whose input grows from call to call in a step, as the calls get longer."""
+    growth_by_fqn = {
+        row.fqn: float(ns) / max(rule_input.steps, 1)
+        for row, ns in zip(rule_input.rows, rule_input.runs.growth_in_steps_ns, strict=True)
+    }
+    min_ns = max(_MIN_CALL_GROWTH_SHARE * rule_input.median_step_ns, rule_input.min_ns)
+    for fqn, samples in rule_input.step_notes.get("changing_inputs", {}).items():
+        ns_per_step = growth_by_fqn.get(fqn, 0.0)
+        if rule_input.steps >= MIN_STEPS and ns_per_step >= min_ns and all(itertools.starmap(_is_grown, samples)):
+            calls, first, last = samples[-1]
+            evidence = (
+                f"the inputs of {calls} calls in a step grow from {first} to {last}, and calls take longer: as in "
+            )
+            evidence += "generation without a KV cache, which computes all earlier positions again"
+            title = "gets a longer input in each call of a step"
+            yield rule_input.finding(title, fqn, "forward", evidence=evidence, show="--by step", ns=ns_per_step)
+
+
+def _is_grown(calls: int, first: str, last: str) -> bool:
+    """Return whether the first tensor grew in one dimension, by half of the number of calls or more."""
+    (first_dtype, first_sizes), (last_dtype, last_sizes) = (_sizes(shapes) for shapes in (first, last))
+    if first_dtype != last_dtype or len(first_sizes) != len(last_sizes):
+        return False
+    grown = [last - first for first, last in zip(first_sizes, last_sizes, strict=True) if first != last]
+    return len(grown) == 1 and 2 * grown[0] >= calls
+
+
+def _sizes(shapes: str) -> tuple[str, list[int]]:
+    """Return the dtype and the sizes of the first tensor in a text such as `int64[2, 8], bool[2, 8]`."""
+    dtype, _, sizes = shapes.partition("]")[0].partition("[")
+    return dtype, [int(size) for size in sizes.split(", ") if size.isdecimal()]
 
 
 def _grown_pattern(rule_input: RuleInput, added_ns: AnyArray, total_ns: float) -> tuple[str, str | None, float]:
