@@ -143,12 +143,16 @@ def find_growing_calls(rule_input: RuleInput) -> Iterator[Finding]:
     """Yield a finding for each model whose input grows from call to call in a step, as the calls get longer."""
     growth_by_fqn = {
         row.fqn: float(ns) / max(rule_input.steps, 1)
-        for row, ns in zip(rule_input.rows, rule_input.runs.growth_in_steps_ns, strict=True)
+        for row, ns in zip(rule_input.rows, rule_input.call_counts.growth_in_steps_ns, strict=True)
     }
     min_ns = max(_MIN_CALL_GROWTH_SHARE * rule_input.median_step_ns, rule_input.min_ns)
     for fqn, samples in rule_input.step_notes.get("changing_inputs", {}).items():
         ns_per_step = growth_by_fqn.get(fqn, 0.0)
-        if rule_input.steps >= MIN_STEPS and ns_per_step >= min_ns and all(itertools.starmap(_is_grown, samples)):
+        if (
+            rule_input.steps >= MIN_STEPS_FOR_MEDIANS
+            and ns_per_step >= min_ns
+            and all(itertools.starmap(_is_grown, samples))
+        ):
             calls, first, last = samples[-1]
             evidence = (
                 f"the inputs of {calls} calls in a step grow from {first} to {last}, and calls take longer: as in "

@@ -96,7 +96,9 @@ _MAX_NO_BACKWARD_RATIO = 0.05
 _MAX_HOLDER_BACKWARD_RATIO = 0.6
 """Maximum ratio for modules with inner ones, whose time is reduced by it: attention between these has a backward."""
 _MIN_PARAMETRIZED_SHARE = 0.05
-"""Minimum share of parametrized weights: as for loops over parameters, the cause is known."""
+"""Minimum share of parametrized weights if nothing is trained: as for loops over parameters, the cause is known."""
+_MIN_TRAINED_PARAMETRIZED_SHARE = 0.30
+"""Minimum share of parametrized weights in training, which must compute them in each step."""
 _MIN_UNTRAINED_HOST_SHARE = 0.25
 """Minimum share of host time if nothing is trained, only in modules with two levels inside: others run operators."""
 
@@ -410,22 +412,30 @@ def _find_extra_passes(rule_input: RuleInput) -> Iterator[Finding]:
 
 
 def _find_parametrizations(rule_input: RuleInput) -> Iterator[Finding]:
-    """Yield a finding if calls compute parametrized weights anew, though nothing is trained that changes them."""
+    """Yield a finding if parametrized weights take long: each call computes them, also if nothing is trained."""
     weights = [
         index
         for index, row in enumerate(rule_input.rows)
         if PARAMETRIZATIONS in row.fqn and "." not in row.fqn.rpartition(PARAMETRIZATIONS)[2]
     ]
     ns_per_step = float(rule_input.module_median_ns[weights].sum())
-    min_ns = max(_MIN_PARAMETRIZED_SHARE * rule_input.median_step_ns, rule_input.min_ns)
-    if rule_input.call_counts.calls_with_backward.any() or ns_per_step < min_ns:
+    is_trained = bool(rule_input.call_counts.calls_with_backward.any())
+    min_share = _MIN_TRAINED_PARAMETRIZED_SHARE if is_trained else _MIN_PARAMETRIZED_SHARE
+    if ns_per_step < max(min_share * rule_input.median_step_ns, rule_input.min_ns):
         return
-    longest = rule_input.rows[max(weights, key=lambda index: rule_input.module_median_ns[index])].fqn
-    evidence = f"{counted(len(weights), 'weight')}, {short_ms(ns_per_step)} a step, though nothing is trained: "
-    evidence += "parametrize.remove_parametrizations(), or parametrize.cached() around calls, computes them once"
-    title, where = "computes its parametrized weights in each call", longest.rpartition(PARAMETRIZATIONS)[0]
+    longest = rule_input.rows[max(weights, key=lambda index: rule_input.module_median_ns[index])]
+    where = longest.fqn.rpartition(PARAMETRIZATIONS)[0]
+    evidence = f"{counted(len(weights), 'weight')}, {short_ms(ns_per_step)} a step, "
+    if is_trained:
+        inner = next((row for row in rule_input.rows if row.fqn.startswith(f"{longest.fqn}.")), longest)
+        evidence += f"the longest by {inner.module_class}, forward and backward: a cheaper parametrization, or "
+        evidence += "parametrize.cached() around several calls of a step, takes less"
+    else:
+        evidence += "though nothing is trained: parametrize.remove_parametrizations(), or parametrize.cached() around "
+        evidence += "calls, computes them once"
+    title, part = "computes its parametrized weights in each call", None if is_trained else "forward"
     show = only_option(f"*{PARAMETRIZATIONS}*")
-    yield rule_input.finding(title, where, "forward", evidence=evidence, show=show, ns=ns_per_step)
+    yield rule_input.finding(title, where, part, evidence=evidence, show=show, ns=ns_per_step)
 
 
 def _find_loops(rule_input: RuleInput) -> Iterator[Finding]:
