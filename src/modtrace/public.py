@@ -115,14 +115,14 @@ class Timeline(TimelineData):
     def typical_step(self, step_by: str | None = None) -> Timeline:
         """Return the spans of the typical step, whose duration is nearest to the median.
 
-        The median is over complete steps, without the first ones as long as they are slower than the steps after
+        The median is over whole steps, without the first ones as long as they are slower than the steps after
         them. If several steps are equally near, the first is returned.
 
         Args:
             step_by: definition of a step, as for `summary`.
 
         Raises:
-            ModtraceError: no step is complete.
+            ModtraceError: no step is whole.
             ArgumentError: `step_by` names no range and no class.
 
         Example:

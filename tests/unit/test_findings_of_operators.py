@@ -21,7 +21,7 @@ from tests.unit.test_findings_of_notes import noted
 LOOKS = 2
 Operators = Sequence[tuple[str, float, float]]
 ATTENTION = "computes attention by hand, with all weights in memory"
-LOOP, DOUBLES = "runs many short operators: a loop in Python", "computes in float64, most others do not"
+LOOP, FLOAT64_TITLE = "runs many short operators: a loop in Python", "computes in float64, most others do not"
 MOVES = "copies tensors, or makes them anew, in each call"
 SORTS = "sorts or factorizes in each call"
 HEADS = "computes its attention head by head: a loop"
@@ -55,7 +55,7 @@ def only(timeline: Timeline) -> Finding:
     ("operators", "what", "ms"),
     [
         ([("matmul", 40, 0.2), ("add", 24, 0.3)], LOOP, 4),
-        ([("linear (float64)", 1, 0.5), ("to", 2, 0.1), ("add", 1, 0.3)], DOUBLES, 4 * 5 / 9),
+        ([("linear (float64)", 1, 0.5), ("to", 2, 0.1), ("add", 1, 0.3)], FLOAT64_TITLE, 4 * 5 / 9),
         ([("clone", 1, 0.5), ("linear", 1, 0.4)], MOVES, 4 * 5 / 9),
         ([("masked_fill", 1, 0.2), ("ones", 1, 0.2), ("linear", 1, 0.5)], MOVES, 4 * 4 / 9),
         ([("matmul", 2, 0.3), ("softmax", 1, 0.2), ("masked_fill", 1, 0.3), ("linear", 1, 0.1)], ATTENTION, 4 * 5 / 9),
@@ -181,7 +181,7 @@ def test_long_operators_are_not_a_loop() -> None:
 
 def test_float64_is_not_a_finding_in_modules_that_hold_it_or_if_most_time_is_in_it() -> None:
     operators = [("linear (float64)", 1, 0.9)]
-    assert [row[0] for row in found(with_own(1, operators))] == [DOUBLES]
+    assert [row[0] for row in found(with_own(1, operators))] == [FLOAT64_TITLE]
     # More than half of modules' time is in float64: 3.6 ms, and 3.5 ms in the acts.
     acts = {f"Net.blocks.{block}.act": [["", 2, round(1.75 * MS)]] for block in range(BLOCKS)}
     assert found(with_own(1, operators, inside=inside(operators)["inside"] | acts)) == []
@@ -285,7 +285,7 @@ def test_operators_of_float64_are_counted_together_if_noted_so() -> None:
 
     finding = only(noted(training(own=lambda block: 1), **notes))
 
-    assert finding[:4] == (DOUBLES, "Net.blocks.0", "forward", round(4 * 0.31 / 0.6 * MS))
+    assert finding[:4] == (FLOAT64_TITLE, "Net.blocks.0", "forward", round(4 * 0.31 / 0.6 * MS))
     assert "a call runs 1 × mul, 1 × add (float64), in all 4 operators of 0.6 ms" in finding.evidence
 
 
@@ -311,13 +311,13 @@ def test_each_call_of_a_generate_is_short_if_a_step_would_be(own: float, is_name
 def test_a_step_of_several_calls_has_the_operators_of_all() -> None:
     notes = {"steps": 2, "inside": {"Net": [["", 4, 2_000], ["addmm", 4, 2_000]]}}
 
-    assert NotedSteps(notes, samples_per_step=3.0).inside == {
+    assert NotedSteps(notes, samples_per_step=3.0).module_operators == {
         "Net": [Operator("", 6.0, 3_000.0), Operator("addmm", 6.0, 3_000.0)]
     }
 
 
 def test_modules_without_the_sum_of_their_operators_are_left_out() -> None:
-    assert NotedSteps({"steps": 1, "inside": {"Net": [("linear", 5, 22)]}}).inside == {}
+    assert NotedSteps({"steps": 1, "inside": {"Net": [("linear", 5, 22)]}}).module_operators == {}
     assert found(noted(training(), inside={"Net.blocks.0": [["linear", 5, MS]]})) == []
 
 

@@ -196,9 +196,9 @@ class _Changes:
 
     def _find_classes(self) -> Iterator[Finding]:
         fqns_by_classes: dict[tuple[str, str], list[str]] = {}
-        for fqn, old_and_new in self.diff.classes.items():
-            fqns_by_classes.setdefault(old_and_new, []).append(fqn)
-        for (old, new), fqns in fqns_by_classes.items():
+        for fqn, base_and_new in self.diff.classes.items():
+            fqns_by_classes.setdefault(base_and_new, []).append(fqn)
+        for (base, new), fqns in fqns_by_classes.items():
             rows = self._take(
                 lambda row, fqns=fqns: (
                     row.phase != "recompute"  # type: ignore[misc]
@@ -208,7 +208,7 @@ class _Changes:
                 )
             )
             self.reported.update(fqns)
-            yield self._make_finding(f"is {new}, was {old}", fqns[0], rows, _names_text(fqns))
+            yield self._make_finding(f"is {new}, was {base}", fqns[0], rows, _names_text(fqns))
 
     def _find_recompute(self) -> Iterator[Finding]:
         for verdict, words in (("added", "runs again in backward now (recompute)"), ("removed", "recomputes no more")):
@@ -240,8 +240,8 @@ class _Changes:
     def _find_work(self) -> Iterator[Finding]:
         """Yield a finding if most modules did other work, or one for each kind of work that single modules changed."""
         exact = {
-            (prefix, key.removeprefix(prefix)): f"{key}: {old} before, {new} after"
-            for key, (old, new) in self.diff.environment.items()
+            (prefix, key.removeprefix(prefix)): f"{key}: {base} before, {new} after"
+            for key, (base, new) in self.diff.environment.items()
             for prefix in (INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
             if key.startswith(prefix)
         }
@@ -291,10 +291,10 @@ class _Changes:
         for fact, part in PROGRAM_FACTS.items():
             if fact not in self.diff.environment or self.diff.selected or (fact == "parameters" and is_grown):
                 continue
-            old, new = self.diff.environment[fact]
+            base, new = self.diff.environment[fact]
             rows = [row_by_label[part]] if part in row_by_label and part not in self.explained else []
             self.explained.update(row.label for row in rows)
-            words = f"{fact}: {new}, was {old}"
+            words = f"{fact}: {new}, was {base}"
             if not rows:
                 self.untimed.add(words)
             yield self._make_finding(words, None, rows)

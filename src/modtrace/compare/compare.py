@@ -57,11 +57,11 @@ def diff(
         >>> comparison = modtrace.diff([f"base{i}.pftrace" for i in range(8)], [f"new{i}.pftrace" for i in range(8)])
         >>> [(change.fqn, change.ratio) for change in comparison.changes if change.verdict == "slower"]
     """
-    before, after = (measure_side(side, by, step_by) for side in (base, new))
-    runs = [run for run, _ in before], [run for run, _ in after]
+    base_side, new_side = (measure_side(side, by, step_by) for side in (base, new))
+    runs = [run for run, _ in base_side], [run for run, _ in new_side]
     comparison = compare_runs(*runs, map or {})
     # The page shows from each side the step nearest to the typical one of all its recordings.
-    steps = _find_nearest_step(before, comparison.step.base_ns), _find_nearest_step(after, comparison.step.new_ns)
+    steps = _find_nearest_step(base_side, comparison.step.base_ns), _find_nearest_step(new_side, comparison.step.new_ns)
     comparison = replace(comparison, by=by)
     if steps[0] is None or steps[1] is None:
         return comparison
@@ -127,52 +127,52 @@ def _find_nearest_step(side: Sequence[tuple[RunTimes, TypicalStep | None]], step
     return min((step for _, step in side if step), key=lambda step: abs(step.duration_ns - step_ns), default=None)
 
 
-def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed: Mapping[str, str]) -> Diff:
+def compare_runs(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], renamed: Mapping[str, str]) -> Diff:
     """Compare measured recordings, at least one on each side; `renamed` has names after by names before.
 
     Raises ModtraceError if two modules get one name, or if `renamed` has the name of a missing module.
     """
     names_of = [
         {name for run in side for fqn in run.classes for name in run_times.names_around(fqn)}
-        for side in (before, after)
+        for side in (base_runs, new_runs)
     ]
     for old, new in renamed.items():
         for names, name, when in zip(names_of, (old, new), ("before", "after"), strict=True):
             if name not in names:
                 raise ArgumentError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
-    before = [run_times.renamed_run(run, renamed) for run in before]
-    names_before, names_after = names_in_functions(before, after), names_in_functions(after, before)
-    counts = len(before), len(after)
-    before = _without_copies([run_times.renamed_run(run, names_before) for run in before])
-    after = _without_copies([run_times.renamed_run(run, names_after) for run in after])
-    folded_before, folded_after, inside = fold_regions(before, after)
-    modules = compare_modules(folded_before, folded_after)
+    base_runs = [run_times.renamed_run(run, renamed) for run in base_runs]
+    base_names, new_names = names_in_functions(base_runs, new_runs), names_in_functions(new_runs, base_runs)
+    counts = len(base_runs), len(new_runs)
+    base_runs = _without_copies([run_times.renamed_run(run, base_names) for run in base_runs])
+    new_runs = _without_copies([run_times.renamed_run(run, new_names) for run in new_runs])
+    folded_base, folded_new, inside = fold_regions(base_runs, new_runs)
+    modules = compare_modules(folded_base, folded_new)
     return Diff(
         **modules._asdict(),
-        step=compare_steps(before, after),
-        base_steps=sum(run.steps for run in before),
-        new_steps=sum(run.steps for run in after),
-        warm_up=sum(run.warm_up for run in (*before, *after)),
-        runs=(len(before), len(after)),
-        copies=(counts[0] - len(before), counts[1] - len(after)),
-        on_both_sides=sum(run in after for run in before),
-        environment=_environments(folded_before, folded_after),
-        suggested=suggest_renames(before[0], after[0]),
-        peak_bytes=_peak_changes(before, after),
-        classes=_changed_classes(before, after),
-        compiled=(_compiled_in_all_of(before, after), _compiled_in_all_of(after, before)),
+        step=compare_steps(base_runs, new_runs),
+        base_steps=sum(run.steps for run in base_runs),
+        new_steps=sum(run.steps for run in new_runs),
+        warm_up=sum(run.warm_up for run in (*base_runs, *new_runs)),
+        runs=(len(base_runs), len(new_runs)),
+        copies=(counts[0] - len(base_runs), counts[1] - len(new_runs)),
+        on_both_sides=sum(run in new_runs for run in base_runs),
+        environment=_environments(folded_base, folded_new),
+        suggested=suggest_renames(base_runs[0], new_runs[0]),
+        peak_bytes=_peak_changes(base_runs, new_runs),
+        classes=_changed_classes(base_runs, new_runs),
+        compiled=(_compiled_in_all_of(base_runs, new_runs), _compiled_in_all_of(new_runs, base_runs)),
         inside=inside,
-        lines=(before[0].lines, after[0].lines),
+        lines=(base_runs[0].lines, new_runs[0].lines),
     )
 
 
-def _changed_classes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
+def _changed_classes(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
     """Return the classes before and after of modules whose class changed, except models: their class is their name."""
-    old, new = (run_times.texts_by_key(run.classes for run in side) for side in (before, after))
+    base, new = (run_times.texts_by_key(run.classes for run in side) for side in (base_runs, new_runs))
     return {
-        fqn: (min(old[fqn]), min(new[fqn]))
-        for fqn in old
-        if "." in fqn and fqn in new and old[fqn].isdisjoint(new[fqn])
+        fqn: (min(base[fqn]), min(new[fqn]))
+        for fqn in base
+        if "." in fqn and fqn in new and base[fqn].isdisjoint(new[fqn])
     }
 
 
@@ -182,10 +182,10 @@ def _compiled_in_all_of(side: Sequence[RunTimes], other: Sequence[RunTimes]) -> 
     return [fqn for fqn in regions if not any(fqn in run.compiled for run in other)]
 
 
-def _peak_changes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> list[PeakChange]:
+def _peak_changes(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]) -> list[PeakChange]:
     """Return the peaks that both sides know."""
     base, new = dict[str, int](), dict[str, int]()
-    for peaks, side in ((base, before), (new, after)):
+    for peaks, side in ((base, base_runs), (new, new_runs)):
         for run in side:
             peaks |= {fqn: max(count, peaks.get(fqn, 0)) for fqn, count in run.peak_bytes.items()}
     return [PeakChange(fqn, base[fqn], new[fqn], new[fqn] - base[fqn]) for fqn in base if fqn in new]
@@ -196,16 +196,16 @@ def _without_copies(side: Sequence[RunTimes]) -> list[RunTimes]:
     return [run for index, run in enumerate(side) if run not in side[:index]]
 
 
-def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
+def _environments(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
     """Return the texts before and after of each key whose texts differ between the sides."""
     differing = dict[str, tuple[str, str]]()
-    for key in dict.fromkeys(key for run in (*before, *after) for key in run.environment):
+    for key in dict.fromkeys(key for run in (*base_runs, *new_runs) for key in run.environment):
         # Recordings that did not count an exact value lack it.
         missing = "" if key.startswith(run_times.EXACT_VALUE_PREFIXES) else "?"
-        texts = ([run.environment.get(key, missing) for run in side] for side in (before, after))
-        old, new = (", ".join(filter(None, dict.fromkeys(side))) for side in texts)
-        if old and new and old != new:
-            differing[key] = old, new
+        texts = ([run.environment.get(key, missing) for run in side] for side in (base_runs, new_runs))
+        base, new = (", ".join(filter(None, dict.fromkeys(side))) for side in texts)
+        if base and new and base != new:
+            differing[key] = base, new
     return differing
 
 
@@ -215,12 +215,12 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     If several modules of one shape vanished from a place, the same number must have appeared there; they are paired in
     the order of their calls. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
     """
-    before, after = _group_unmatched(base, new), _group_unmatched(new, base)
+    vanished_groups, appeared_groups = _group_unmatched(base, new), _group_unmatched(new, base)
     pairs: dict[str, str] = {}
     stayed = base.classes.keys() & new.classes.keys()
     stayed_outer = {outer for fqn in stayed for outer in run_times.names_around(fqn)}
-    for shape, vanished in before.items():
-        appeared = after.get(shape, [])
+    for shape, vanished in vanished_groups.items():
+        appeared = appeared_groups.get(shape, [])
         if len(vanished) == len(appeared):
             pairs.update(_shorten(*pair, stayed_outer) for pair in zip(vanished, appeared, strict=True))
     inside, appeared_fqns = _names_inside(base, pairs), new.classes.keys() - stayed

@@ -153,10 +153,10 @@ class Diff:
         changes = [change for change in self.changes if matches(change.fqn)]
         peaks = [peak for peak in self.peak_bytes if not peak.fqn or matches(peak.fqn)]
         classes = {fqn: old_and_new for fqn, old_and_new in self.classes.items() if matches(fqn)}
-        before, after = ([fqn for fqn in side if matches(fqn)] for side in self.compiled)
+        base, new = ([fqn for fqn in side if matches(fqn)] for side in self.compiled)
         inside = [fqn for fqn in self.inside if matches(fqn)]
         selection = replace(self, changes=changes, parts=(), peak_bytes=peaks, classes=classes, selected=True)
-        return replace(selection, compiled=(before, after), inside=inside)
+        return replace(selection, compiled=(base, new), inside=inside)
 
     def above(self, limit: float, *, floor: float = MIN_STEP_SHARE) -> list[Change]:
         """Return the changes whose whole interval is slower by more than a share of the time before (0.05: 5 %).
@@ -221,11 +221,11 @@ class Diff:
         if self.by != "module":
             return (), ()
         names = self._names
-        old, new = ({outer for fqn in side for outer in names_around(fqn)[1:]} for side in names)
+        base, new = ({outer for fqn in side for outer in names_around(fqn)[1:]} for side in names)
         excluded = {*self.classes, *self.compiled[0], *self.compiled[1]}
-        sides = [(names[0] & names[1] & filled) - empty - excluded for filled, empty in ((new, old), (old, new))]
-        before, after = ([fqn for fqn in sorted(side) if side.isdisjoint(names_around(fqn)[1:])] for side in sides)
-        return before, after
+        sides = [(names[0] & names[1] & filled) - empty - excluded for filled, empty in ((new, base), (base, new))]
+        in_new, in_base = ([fqn for fqn in sorted(side) if side.isdisjoint(names_around(fqn)[1:])] for side in sides)
+        return in_new, in_base
 
     @property
     def in_compiled(self) -> set[str]:
@@ -311,7 +311,7 @@ class Diff:
     def header(self) -> list[str]:
         """Lines with the answer, the compared recordings, the change of the step, the noise, and other differences."""
         step, runs = self.step, self.runs
-        differences = [f"{key}: {old} before, {new} after" for key, (old, new) in self.environment.items()]
+        differences = [f"{key}: {base} before, {new} after" for key, (base, new) in self.environment.items()]
         unnamed = len(differences) - _MAX_DIFFERENCES
         return [
             self.sentence,

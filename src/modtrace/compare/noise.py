@@ -49,9 +49,9 @@ class Estimate(NamedTuple):
     recordings: float  # 1 / recordings before + 1 / recordings after
 
 
-def estimate(before: Float64Array, after: Float64Array) -> Estimate:
+def estimate(base_logs: Float64Array, new_logs: Float64Array) -> Estimate:
     """Estimate the difference of two sides; NaN is a recording that lacks the module."""
-    (base, base_squares, base_count), (new, new_squares, new_count) = map(trimmed_mean, (before, after))
+    (base, base_squares, base_count), (new, new_squares, new_count) = map(trimmed_mean, (base_logs, new_logs))
     freedom = base_count + new_count - 2
     return Estimate(base, new - base, base_squares + new_squares, freedom, 1 / base_count + 1 / new_count)
 

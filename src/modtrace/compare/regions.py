@@ -66,12 +66,12 @@ def names_in_functions(side: Sequence[RunTimes], other: Sequence[RunTimes]) -> d
 
 
 def fold_regions(
-    before: Sequence[RunTimes], after: Sequence[RunTimes]
+    base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]
 ) -> tuple[Sequence[RunTimes], Sequence[RunTimes], list[str]]:
     """Return both sides, with modules added to regions in which the other side has no spans, and these modules."""
     folded: dict[str, None] = {}
-    sides = [before, after]
-    for region in dict.fromkeys(fqn for run in (*before, *after) for fqn in run.compiled):
+    sides = [base_runs, new_runs]
+    for region in dict.fromkeys(fqn for run in (*base_runs, *new_runs) for fqn in run.compiled):
         inner = [{fqn for run in side for fqn in run.classes if region in names_around(fqn)[1:]} for side in sides]
         for side, other in ((0, 1), (1, 0)):
             if inner[side] and not inner[other] and all(region in run.compiled for run in sides[other]):

@@ -186,20 +186,20 @@ class _Times(NamedTuple):
     freedom: Float64Array  # float64[keys], degrees of freedom of the variance
 
 
-def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> ModuleChanges:
+def compare_modules(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]) -> ModuleChanges:
     """Compare modules and parts of the step; a key that few recordings lack is compared over the others.
 
     The speed of the machine and the noise are those of modules; parts are judged by these.
     """
-    if all(run.parts for run in (*before, *after)):
-        before, after = ([_add_parts(run) for run in side] for side in (before, after))
-    keys = list(dict.fromkeys(key for run in (*before, *after) for key in run.modules))
+    if all(run.parts for run in (*base_runs, *new_runs)):
+        base_runs, new_runs = ([_add_parts(run) for run in side] for side in (base_runs, new_runs))
+    keys = list(dict.fromkeys(key for run in (*base_runs, *new_runs) for key in run.modules))
     counts = Counter(phase == PART for _, phase in keys)
-    calls = {key: compare_calls(before, after, key, counts[key[1] == PART]) for key in keys}
-    times = _measure(keys, [*before, *after], len(before))
-    common = _find_common_change(times, before, after, calls)
+    calls = {key: compare_calls(base_runs, new_runs, key, counts[key[1] == PART]) for key in keys}
+    times = _measure(keys, [*base_runs, *new_runs], len(base_runs))
+    common = _find_common_change(times, base_runs, new_runs, calls)
     # Other programs slow a long part by another factor than the short modules in it: up to that of the step.
-    step = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after))).difference
+    step = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (base_runs, new_runs))).difference
     for_parts = common
     if common.margin and common.cause != "work":
         low, high = min(common.machine_low, step), max(common.machine_high, step)
@@ -207,15 +207,15 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     compared_counts = Counter(phase == PART for _, phase in times.keys)
     compared = {*times.keys}
     others = [key for key in keys if key not in compared]
-    changes = [_change_of_uncompared(before, after, key, calls[key], common.removed) for key in others]
+    changes = [_change_of_uncompared(base_runs, new_runs, key, calls[key], common.removed) for key in others]
     for index, key in enumerate(times.keys):
-        is_part, split = key[1] == PART, len(before)
+        is_part, split = key[1] == PART, len(base_runs)
         false_alarm_rate = MODULES_FALSE_ALARM_RATE / compared_counts[is_part]
         quantile = noise.student_quantile(false_alarm_rate, float(times.freedom[index]))
         error = math.sqrt(times.variance[index] * times.estimates[index].recordings)
         estimate = noise.estimate(times.logs[index, :split], times.logs[index, split:])
         half_width = math.hypot(quantile * error, quantile * common.response, calls[key].share_reach)
-        sides = [[run for run in side if key in run.modules] for side in (before, after)]
+        sides = [[run for run in side if key in run.modules] for side in (base_runs, new_runs)]
         machine = for_parts if is_part else common
         changes.append(_change_of_compared(key, sides, estimate, half_width, machine, calls[key]))
     changes.sort(key=_cost_key)
@@ -274,11 +274,11 @@ def _doubt_unnamed(parts: Sequence[Change]) -> list[Change]:
 
 
 def _find_common_change(
-    times: _Times, before: Sequence[RunTimes], after: Sequence[RunTimes], calls: Mapping[Key, Calls]
+    times: _Times, base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], calls: Mapping[Key, Calls]
 ) -> CommonChange:
     """Return the common change of modules, and its cause."""
     modules, speed = times.modules.tolist(), times.speed
-    work_changed = _work_changed(before, after, [calls[times.keys[row]].changed for row in modules])
+    work_changed = _work_changed(base_runs, new_runs, [calls[times.keys[row]].changed for row in modules])
     change = speed.difference
     variance = speed.squares / speed.freedom if speed.freedom else noise.SINGLE_STEP_SPREAD**2
     error = math.sqrt(variance * speed.recordings)
@@ -288,7 +288,7 @@ def _find_common_change(
     # Possible difference of the machine between the sides, judged by its differences within a side.
     margin = noise.student_quantile(MACHINE_FALSE_ALARM_RATE, speed.freedom or noise.SIZE_FREEDOM) * error
     # The optimizer's deviation from the common change. Another optimizer says nothing about the machine.
-    optimizers = [{run.environment.get(REFERENCE_PART) for run in side} for side in (before, after)]
+    optimizers = [{run.environment.get(REFERENCE_PART) for run in side} for side in (base_runs, new_runs)]
     is_known = (REFERENCE_PART, PART) in times.keys and not optimizers[0].isdisjoint(optimizers[1])
     deviation = times.estimates[times.keys.index((REFERENCE_PART, PART))].difference if is_known else 0.0
     reference = change + deviation
@@ -304,7 +304,9 @@ def _find_common_change(
     return CommonChange(change, "either", 0.0, low, high, margin, response)
 
 
-def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_changed: Sequence[bool]) -> bool | None:
+def _work_changed(
+    base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], calls_changed: Sequence[bool]
+) -> bool | None:
     """Return whether most modules did other work, by calls, FLOPs, shapes or bytes; without these, by inputs.
 
     None if it is unknown: modules with equal inputs may do more work.
@@ -313,7 +315,7 @@ def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_c
         return None
     if sum(calls_changed) > len(calls_changed) / 2:
         return True
-    base, new = (texts_by_key(run.environment for run in side) for side in (before, after))
+    base, new = (texts_by_key(run.environment for run in side) for side in (base_runs, new_runs))
     equal: dict[str, bool] = {}
     for prefix in MODULE_VALUE_PREFIXES:
         for key in base.keys() & new.keys():
@@ -387,10 +389,10 @@ def _make_change(
 
 
 def _change_of_uncompared(
-    before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, calls: Calls, removed: float
+    base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], key: Key, calls: Calls, removed: float
 ) -> Change:
     """Return the change of a key that too few recordings have, or whose time is below the clock's resolution."""
-    times = [[run.modules[key].time.time_ns for run in side if key in run.modules] for side in (before, after)]
+    times = [[run.modules[key].time.time_ns for run in side if key in run.modules] for side in (base_runs, new_runs)]
     shares = (1.0, 1.0) if all(times) else (calls.base_share, calls.new_share)
     base, new = (round(float(np.mean(side)) * share) if side else 0 for side, share in zip(times, shares, strict=True))
     new = round(new / math.exp(removed))
@@ -399,18 +401,18 @@ def _change_of_uncompared(
     return Change(*key, base, new, new - base, None, None, calls.base, calls.new, calls.changed, verdict, *recordings)
 
 
-def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Change:
+def compare_steps(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]) -> Change:
     """Return the change of the step as a whole, including the machine's.
 
     Several recordings on a side show how much the machine's speed varies between them; a single one does not.
     """
-    estimate = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after)))
+    estimate = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (base_runs, new_runs)))
     variance = estimate.squares / estimate.freedom if estimate.freedom else noise.SINGLE_STEP_SPREAD**2
-    variance = max(variance, float(np.mean([run.step.variance for run in (*before, *after)])))
+    variance = max(variance, float(np.mean([run.step.variance for run in (*base_runs, *new_runs)])))
     quantile = noise.student_quantile(STEP_FALSE_ALARM_RATE, estimate.freedom or noise.SIZE_FREEDOM)
     half_width = quantile * math.sqrt(variance * estimate.recordings)
-    steps = min(sum(run.steps for run in side) for side in (before, after))
-    runs, machine = [len(before), len(after)], CommonChange(0, "machine", 0, 0, 0, 0)
+    steps = min(sum(run.steps for run in side) for side in (base_runs, new_runs))
+    runs, machine = [len(base_runs), len(new_runs)], CommonChange(0, "machine", 0, 0, 0, 0)
     base_ns, log_ratio, calls = math.exp(estimate.base), estimate.difference, Calls(0, 0, changed=False)
     return _make_change(("", "step"), base_ns, log_ratio, half_width, machine, calls, runs, steps)
 
@@ -450,14 +452,14 @@ class Calls(NamedTuple):
     in_steps: float = 1.0  # see `Change.in_steps`
 
 
-def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, keys: int) -> Calls:
+def compare_calls(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], key: Key, keys: int) -> Calls:
     """Compare the calls of one of `keys` modules or parts; each side has at least one recording."""
-    base, new = ([run.modules[key] for run in side if key in run.modules] for side in (before, after))
+    base, new = ([run.modules[key] for run in side if key in run.modules] for side in (base_runs, new_runs))
     base_calls, new_calls = (
         round(float(np.median([run.calls for run in side]))) if side else 0 for side in (base, new)
     )
     if not (base and new):
-        (module_runs, runs), absent_runs = ((base, before), after) if base else ((new, after), before)
+        (module_runs, runs), absent_runs = ((base, base_runs), new_runs) if base else ((new, new_runs), base_runs)
         share = min(sum(run.steps for run in module_runs) / sum(run.steps for run in runs), 1.0)
         # A module of a few steps may be on one side by chance, unless it comes with a period.
         absent_steps, periods = sum(run.steps for run in absent_runs), [run.period for run in module_runs]
@@ -465,29 +467,29 @@ def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Ke
         is_certain = (1 - share) ** absent_steps <= SHARES_FALSE_ALARM_RATE / keys or is_period_missed
         share = 1.0 if share >= ALMOST_ALL else share
         return Calls(round(base_calls * share, 2), round(new_calls * share, 2), is_certain, share, share)
-    shares = _changed_shares(before, after, key, keys)
+    shares = _changed_shares(base_runs, new_runs, key, keys)
     if shares is not None:
         base_share, new_share, reach = shares
         base_mean, new_mean = round(base_calls * base_share, 2), round(new_calls * new_share, 2)
         return Calls(base_mean, new_mean, True, base_share, new_share, reach)
     is_more = min(run.fewest_calls for run in new) > max(run.most_calls for run in base)
     is_fewer = max(run.most_calls for run in new) < min(run.fewest_calls for run in base)
-    in_steps = sum(run.steps for run in (*base, *new)) / sum(run.steps for run in (*before, *after))
+    in_steps = sum(run.steps for run in (*base, *new)) / sum(run.steps for run in (*base_runs, *new_runs))
     return Calls(base_calls, new_calls, is_more or is_fewer, in_steps=min(1.0, in_steps))
 
 
 def _changed_shares(
-    before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, keys: int
+    base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], key: Key, keys: int
 ) -> tuple[float, float, float] | None:
     """Return the shares of steps in which a module is called before and after, and `share_reach`.
 
     None unless each recording of one side has a lower share than each of the other, by more than chance: each step may
     or may not have the module, independently of others.
     """
-    periods = [{run.modules[key].period if key in run.modules else 0 for run in side} for side in (before, after)]
+    periods = [{run.modules[key].period if key in run.modules else 0 for run in side} for side in (base_runs, new_runs)]
     counts = [
         np.array([[run.modules[key].steps if key in run.modules else 0, run.steps] for run in side], np.float64)
-        for side in (before, after)
+        for side in (base_runs, new_runs)
     ]
     base, new = (np.minimum(side[:, 0] / side[:, 1], 1) for side in counts)
     if not (base.max() < new.min() or new.max() < base.min()):

@@ -349,7 +349,7 @@ class RingFollower:
         for index, step in enumerate(divide_steps(timeline)):
             end_row = int(np.searchsorted(end_ns, bounds.end_ns[index]))
             if (
-                not bounds.whole[index]
+                not bounds.is_whole[index]
                 or end_row + (not has_ended) >= len(ends.event)
                 or step.step <= self._last_number
             ):

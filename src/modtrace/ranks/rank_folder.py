@@ -313,7 +313,7 @@ def load_own_time(file: RankRecording, steps: StepRange | None = None) -> Timeli
 
 
 def load_pieces(file: RankRecording) -> Iterator[Timeline]:
-    """Yield a recording in own time; a ring in pieces, each with complete steps and tracks of its own."""
+    """Yield a recording in own time; a ring in pieces, each with whole steps and tracks of its own."""
     if file.snapshot is not None or not file.is_ring:
         yield load_own_time(file)
         return

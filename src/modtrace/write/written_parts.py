@@ -32,7 +32,7 @@ class PartTable(NamedTuple):
     """The parts of each step; every nanosecond of a step belongs to exactly one part."""
 
     parts: Sequence[str]  # names of the parts, in display order
-    share: Sequence[float]  # fraction of each part of the time of complete steps
+    share: Sequence[float]  # fraction of each part of the time of whole steps
     names: Sequence[str]  # names of the steps (`step 3`, `generate 3`)
     causes: Sequence[str | None]  # cause of a slow step, in one sentence; None for other steps
     start_ns: Int64Array  # int64[steps], Unix time
@@ -60,7 +60,7 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
     shares = (part_ns / max(part_ns.sum(), 1)).tolist()
     names = [f"{name} {number}" for name, number in zip(bounds.name, bounds.number.tolist(), strict=True)]
     causes = [steps.causes[index][0] if index in steps.causes else None for index in range(len(steps))]
-    return PartTable(parts, shares, names, causes, bounds.start_ns, bounds.end_ns, bounds.whole, ns)
+    return PartTable(parts, shares, names, causes, bounds.start_ns, bounds.end_ns, bounds.is_whole, ns)
 
 
 def _used_parts(divided: DividedSteps) -> tuple[list[str], Int64Array]:
@@ -72,7 +72,7 @@ def _used_parts(divided: DividedSteps) -> tuple[list[str], Int64Array]:
 def part_counters(timeline: Timeline) -> list[PartCounter]:
     """Return a counter for each part that any step has, in order.
 
-    The list is empty if no step is complete, if there are more than `MAX_STEPS`, or if steps overlap, which calls of
+    The list is empty if no step is whole, if there are more than `MAX_STEPS`, or if steps overlap, which calls of
     several threads do.
     """
     timeline = without_gpu(timeline)
@@ -86,7 +86,7 @@ def _is_drawn(bounds: StepBounds) -> bool:
 def count_parts(divided: DividedSteps) -> list[PartCounter]:
     """Return the counters of `part_counters` for steps that are already divided."""
     bounds, (parts, ns) = divided.bounds, _used_parts(divided)
-    if not _is_drawn(bounds) or not bounds.whole.any():
+    if not _is_drawn(bounds) or not bounds.is_whole.any():
         return []
     is_last = np.append(bounds.end_ns[:-1] < bounds.start_ns[1:], True)
     time = np.concatenate([bounds.start_ns, bounds.end_ns[is_last]])

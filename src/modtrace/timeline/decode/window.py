@@ -112,7 +112,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
 
 
 def find_last_steps(read: pieces.ReadRing, serials: range, max_events: int) -> tuple[int, int] | None:
-    """Return the numbers of the first step that ends in a ring, and of the first of its last complete steps.
+    """Return the numbers of the first step that ends in a ring, and of the first of its last whole steps.
 
     The last steps have up to `max_events`, or are a single step. None if the ring is small, or its steps have no ends.
     """

@@ -118,7 +118,7 @@ def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
     ns, gap_ns, gaps = list[Int64Array](), list[Int64Array](), list[StepBounds]()
     other_ns = np.zeros(len(parts), np.int64)
     for piece, columns in zip(pieces, columns_of, strict=True):
-        gap_rows = np.flatnonzero(piece.gaps.whole | (piece is pieces[-1]))
+        gap_rows = np.flatnonzero(piece.gaps.is_whole | (piece is pieces[-1]))
         for tables, table in ((ns, piece.ns), (gap_ns, piece.gap_ns[gap_rows])):
             wide = np.zeros((len(table), len(parts)), np.int64)
             wide[:, columns] = table

@@ -177,7 +177,7 @@ def _causes(
 ) -> dict[int, tuple[str, SlowPart]]:
     """Return, for each slow step, the sentence about its cause, and the part."""
     causes: dict[int, tuple[str, SlowPart]] = {}
-    whole_rows = np.flatnonzero(bounds.whole)
+    whole_rows = np.flatnonzero(bounds.is_whole)
     if len(whole_rows) < 4:
         return causes
     evaluation = names.index("evaluation")

@@ -135,7 +135,7 @@ class StepBounds(NamedTuple):
     # int64[n], Unix time. If marks end steps: the end of the step before, but see `find_step_starts`.
     start_ns: Int64Array
     end_ns: Int64Array  # int64[n], Unix time
-    whole: BoolArray  # bool[n], False if the step's beginning was overwritten, or its end is unknown
+    is_whole: BoolArray  # bool[n], False if the step's beginning was overwritten, or its end is unknown
     tid: Int64Array  # int64[n], thread of the call or range that is the step; -1 for a step of the whole process
     name: ObjectArray  # object[n], "step", or the name of the call or range
     step_by: str  # kind of the steps: "optimizer", "call", "range NAME", or a class of modules
@@ -166,7 +166,7 @@ class StepBounds(NamedTuple):
         """Return the gaps between the steps of each thread; if marks end steps, also before and after all steps.
 
         A mark cuts the gap around it, so that a timeline has the same gaps as its pieces. The gap after the last mark
-        is not `whole`: in a piece of a timeline it belongs to the next piece.
+        is not whole: in a piece of a timeline it belongs to the next piece.
         """
         in_order = self.take(np.lexsort((self.start_ns, self.tid)))
         if self.step_by == OPTIMIZER:
@@ -179,7 +179,7 @@ class StepBounds(NamedTuple):
             in_order = in_order.take(np.argsort(in_order.start_ns, kind="stable"))
         whole = np.ones(len(in_order.tid), np.bool_)
         whole[-1:] = self.step_by != OPTIMIZER
-        in_order = in_order._replace(whole=whole)
+        in_order = in_order._replace(is_whole=whole)
         later = in_order.take(np.arange(1, len(in_order.tid)))
         gaps = later._replace(start_ns=in_order.end_ns[:-1], end_ns=later.start_ns)
         gaps = gaps.take(np.flatnonzero((in_order.tid[:-1] == later.tid) & (gaps.start_ns < gaps.end_ns)))
@@ -188,7 +188,7 @@ class StepBounds(NamedTuple):
     @property
     def counted(self) -> BoolArray:
         """bool[n], the steps that statistics cover: the whole steps, or all if no step is whole."""
-        return self.whole if self.whole.any() else ~self.whole
+        return self.is_whole if self.is_whole.any() else ~self.is_whole
 
     def index_at(self, moment: Int64Array, tid: Int64Array) -> Int64Array:
         """Return the index of the step that contains each moment on its thread; -1 outside steps."""

@@ -178,7 +178,7 @@ def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTim
     whole_steps = steps.take(steps.columns.whole)
     if not len(whole_steps):
         raise ModtraceError(
-            "the recording has no complete step, so it has no typical one; call recording.step() after each step"
+            "the recording has no whole step, so it has no typical one; call recording.step() after each step"
         )
     later_steps = whole_steps[warm_up_steps(whole_steps.columns.training_ns) :]
     durations = later_steps.columns.training_ns

@@ -259,7 +259,7 @@ def _sum_up(
     steps = Steps(*(piece.steps.table for piece in pieces))
     divided = join_divided([piece.divided for piece in pieces])
     in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
-    if not divided.bounds.whole.any():  # then the steps' numbers are unknown too
+    if not divided.bounds.is_whole.any():  # then the steps' numbers are unknown too
         counted = np.unique(np.concatenate([piece.step[piece.step >= 0] for piece in in_steps]))
     percentiles = units.percentiles_by_group(in_steps, steps=counted, groups=len(groups))
     order = list(dict.fromkeys(group for piece in pieces for group in piece.order))

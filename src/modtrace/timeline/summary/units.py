@@ -162,8 +162,8 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
     threads, units = _thread_names(timeline), _Times(bounds.start_ns, bounds.end_ns, bounds.tid, calls)
     call_times = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
     for name, rows in bounds.by_name().items():
-        counts = np.zeros(len(bounds.whole), np.bool_)
-        counts[rows] = bounds.whole[rows]
+        counts = np.zeros(len(bounds.is_whole), np.bool_)
+        counts[rows] = bounds.is_whole[rows]
         times = {"": units.take(counts)}
         if np.any(counts[step] & ~is_first):
             stages = _STAGES_OF_GENERATE if name == GENERATE else _STAGES

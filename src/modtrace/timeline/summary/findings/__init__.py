@@ -68,7 +68,7 @@ def find_findings(rule_input: RuleInput) -> list[Finding]:
         *find_larger_inputs(rule_input),
         *reruns,
         *find_large_parts(rule_input, notes, explained),
-        *(finding for finding in host_time if finding.where not in reported and not notes.inside),
+        *(finding for finding in host_time if finding.where not in reported and not notes.module_operators),
         *(
             finding
             for finding in find_noted(rule_input, notes)
@@ -115,5 +115,5 @@ def looked_at(rule_input: RuleInput) -> str:
     tables = ("memory", summary.memory), ("FLOPs", summary.flops), ("devices", summary.device)
     checked += [name for name, table in tables if table is not None]
     notes = NotedSteps(rule_input.step_notes)
-    is_missed = rule_input.step_notes.get("steps") and not notes.is_counted and not notes.inside
+    is_missed = rule_input.step_notes.get("steps") and not notes.is_counted and not notes.module_operators
     return ", ".join(checked) + (_NOT_COUNTED if is_missed else "")

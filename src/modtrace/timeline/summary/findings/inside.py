@@ -10,7 +10,7 @@ from ...contents import FLOAT64
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
 from .finding import MIN_STEPS_FOR_MEDIANS, Finding, RuleInput, only_option
-from .noted import DOUBLES, MOVES, NotedSteps, Operator, calls_text, float64_ns
+from .noted import FLOAT64_TITLE, MOVES, NotedSteps, Operator, calls_text, float64_ns
 from .siblings import list_pattern
 
 _MAX_SHORT_NS = 200_000
@@ -174,7 +174,7 @@ def _table_ns(work: OwnWork) -> float:
 
 # Modules are reported for the first kind that fits.
 _KINDS = (
-    _WorkKind(DOUBLES, _float64_ns, "float32 takes half or less"),
+    _WorkKind(FLOAT64_TITLE, _float64_ns, "float32 takes half or less"),
     _WorkKind(
         "has a gradient of its whole table",
         _table_ns,
@@ -255,7 +255,7 @@ def find_inside(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
                 continue
             if kind.title == HOST_TIME and ns_per_step > mean_step_ns:
                 continue  # calls wait at once, on threads or greenlets: together no time of a step
-            if kind.title == DOUBLES and (is_usual or work.fqns[0] in notes.doubles):
+            if kind.title == FLOAT64_TITLE and (is_usual or work.fqns[0] in notes.float64_modules):
                 continue  # another rule reports modules with parameters of float64
             several = f" in {len(work.fqns)} modules {pattern} ({work.module_class})" if len(work.fqns) > 1 else ""
             if 1 < len(work.fqns) < len(members):
@@ -280,13 +280,13 @@ def _group_rows(rule_input: RuleInput, notes: NotedSteps) -> Iterator[tuple[str,
     for index, row in enumerate(rule_input.rows):
         if rule_input.calls[index] > 0 and row.calls and not rule_input.is_wrapper(row):
             by_pattern.setdefault((list_pattern(rule_input, row.fqn), row.module_class), []).append(index)
-    no_operators = [Operator("", 0.0, float(bool(notes.inside)))]
+    no_operators = [Operator("", 0.0, float(bool(notes.module_operators)))]
     for (pattern, _), rows in by_pattern.items():
-        operators = [notes.inside.get(rule_input.rows[index].fqn, no_operators) for index in rows]
-        if not notes.inside:
+        operators = [notes.module_operators.get(rule_input.rows[index].fqn, no_operators) for index in rows]
+        if not notes.module_operators:
             nodes = (rule_input.call_counts.own_nodes[rows] / max(rule_input.steps, 1)).tolist()
             operators = [[Operator("", count, 0.0)] for count in nodes]
-        elif not notes.all_inside and no_operators in operators:
+        elif not notes.has_all_modules and no_operators in operators:
             continue
         yield pattern, list(zip(rows, operators, strict=True))
 

@@ -63,10 +63,10 @@ _PARAMETER_GRADIENT_SHARE = 0.5
 """Minimum share of unused gradients in a module's own backward."""
 MIN_SAME_INPUTS = 0.5
 """Minimum number of calls in a step with the inputs of an earlier one, for a finding: most steps have one."""
-DOUBLES = "computes in float64, most others do not"
+FLOAT64_TITLE = "computes in float64, most others do not"
 _FLOAT32_SAVING = 0.5
 """Share of the time in float64 that float32 saves."""
-_MIN_DOUBLES_SHARE = 0.05
+_MIN_FLOAT64_SHARE = 0.05
 """Minimum share of the median step for modules that compute in float64 if most do not."""
 
 
@@ -110,24 +110,24 @@ class NotedSteps:
         operator_call_ns: maximum Python time to call an operator.
         module_call_ns: maximum Python time to call a module.
         is_counted: whether operators outside modules were counted.
-        outside: operators outside modules, backward passes and optimizers, the longest first.
-        inside: by module, the operators that it calls itself: their sum, the sum of float64, then the longest.
-        all_inside: whether `inside` has all modules that call any.
+        outside_operators: operators outside modules, backward passes and optimizers, the longest first.
+        module_operators: by module, the operators that it calls: their sum, the sum of float64, then the longest.
+        has_all_modules: whether `module_operators` has all modules that call any.
         in_optimizers: operators in optimizers, by torch's names.
         zero_fills: operators in optimizers that fill gradients with zeros.
         gaps: longest times between modules, backward passes and ranges.
         slow_gaps: these times, and those of slow steps.
-        hooks: by module, number of forward hooks.
-        largest: percent of all parameters' values that one module has, if most, by its name.
+        forward_hooks: by module, number of forward hooks.
+        largest_percent: percent of all parameters' values that one module has, if most, by its name.
         gradient_hooks: number of hooks of gradients.
-        doubles: modules with parameters of float64.
-        all_double: whether all parameters are of float64.
-        tables: modules with other tensors of float64.
-        casts: number of gradients that a backward pass casts in a step, such as after a product with a float64 table.
+        float64_modules: modules with parameters of float64.
+        is_all_float64: whether all parameters are of float64.
+        float64_table_modules: modules with other tensors of float64.
+        casts_per_step: number of gradients that a backward pass casts, such as after a product with a float64 table.
         same_inputs: by module, number of calls in a step with the inputs of an earlier one.
-        untrained: modules whose parameters could get gradients, but belong to no optimizer.
+        untrained_modules: modules whose parameters could get gradients, but belong to no optimizer.
         size_percent: by module in a list, percent of its siblings' usual number of parameters, if it has another.
-        drop: modules that drop values, or normalize them by batch.
+        mode_dependent_modules: modules that drop values, or normalize them by batch.
         always_on: settings that slow a program and were on in each sampled step.
         growth_bytes: growth of the process's memory in bytes a step; 0 if it is not steady.
         list_growth: by name of a list or the like that grows as steadily, number of new values a step.
@@ -141,49 +141,49 @@ class NotedSteps:
         sampled_steps = steps / samples_per_step
         slowness = python_slowness(notes)
         self.operator_call_ns, self.module_call_ns = _OPERATOR_CALL_NS * slowness, _MODULE_CALL_NS * slowness
-        self.outside = _operators(operators.get("outside", ()), sampled_steps)
+        self.outside_operators = _operators(operators.get("outside", ()), sampled_steps)
         inside: Mapping[str, Sequence[tuple[str, int, int]]] = notes.get("inside", {})
         by_module = {fqn: _operators(rows, sampled_steps) for fqn, rows in inside.items()}
-        self.inside = {fqn: rows for fqn, rows in by_module.items() if rows and not rows[0].name}
-        self.all_inside = len(inside) < _MAX_NOTED_MODULES
+        self.module_operators = {fqn: rows for fqn, rows in by_module.items() if rows and not rows[0].name}
+        self.has_all_modules = len(inside) < _MAX_NOTED_MODULES
         self.gaps = _gaps(notes.get("gaps", ()), steps)
         self.slow_gaps = [*self.gaps, *_gaps(notes.get("slow_gaps", ()), 1)]
         self.in_optimizers = _operators(operators.get("in_optimizers", ()), steps)
         self.zero_fills = [operator for operator in self.in_optimizers if operator.name in ("zero_", "_foreach_zero_")]
         in_passes = {operator.name: operator for operator in _operators(operators.get("in_passes", ()), steps)}
-        self.is_counted = "outside" in operators and bool(self.outside or in_passes)
+        self.is_counted = "outside" in operators and bool(self.outside_operators or in_passes)
         nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)
         self.hooks_ns = 0.0
         if nodes and with_hooks:
             engine_ns = sum(in_passes[name].ns for name in _ENGINE_OPERATORS & in_passes.keys())
             self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns - engine_ns - self.operator_call_ns * nodes.calls)
         self.in_hooks = [operator for name, operator in in_passes.items() if name not in _ENGINE_OPERATORS]
-        self.hooks: Mapping[str, int] = notes.get("hooks", {})
-        self.largest: Mapping[str, int] = notes.get("largest", {})
+        self.forward_hooks: Mapping[str, int] = notes.get("hooks", {})
+        self.largest_percent: Mapping[str, int] = notes.get("largest", {})
         self.gradient_hooks: int = notes.get("gradient_hooks", 0)
         settings = notes.get("settings", {})
         self.always_on = {name for name, count in settings.items() if steps >= _MIN_SAMPLES and count == steps}
         self.growth_bytes = _steady_growth(notes.get("resident", ()))
         self.list_growth = _list_growth(notes.get("lengthen", {}))
-        self.doubles: Sequence[str] = notes.get("doubles", ())
-        self.all_double = 0 < notes.get("parameters", 0) == notes.get("float64_parameters", 0)
-        self.tables: Sequence[str] = notes.get("tables", ())
-        self.casts = sum(in_passes[name].calls for name in ("to", f"to{FLOAT64}") if name in in_passes)
+        self.float64_modules: Sequence[str] = notes.get("doubles", ())
+        self.is_all_float64 = 0 < notes.get("parameters", 0) == notes.get("float64_parameters", 0)
+        self.float64_table_modules: Sequence[str] = notes.get("tables", ())
+        self.casts_per_step = sum(in_passes[name].calls for name in ("to", f"to{FLOAT64}") if name in in_passes)
         same: Mapping[str, int] = notes.get("same_inputs", {})
         self.same_inputs = {fqn: count / sampled_steps for fqn, count in same.items() if steps > 0}
-        self.untrained: Sequence[str] = notes.get("untrained", ())
+        self.untrained_modules: Sequence[str] = notes.get("untrained", ())
         self.size_percent: Mapping[str, int] = notes.get("size_percent", {})
-        self.drop: Sequence[str] = notes.get("drop", ())
+        self.mode_dependent_modules: Sequence[str] = notes.get("drop", ())
         self._unlike: Sequence[str] = notes.get("unlike", ())
 
     def float64_share(self) -> float:
         """Return the share of the time of modules' operators that is in float64."""
-        total_ns = sum(operators[0].ns for operators in self.inside.values())
-        return sum(map(float64_ns, self.inside.values())) / max(total_ns, 1.0)
+        total_ns = sum(operators[0].ns for operators in self.module_operators.values())
+        return sum(map(float64_ns, self.module_operators.values())) / max(total_ns, 1.0)
 
     def inside_text(self, fqn: str, calls: float) -> str:
         """Return a clause with the operators of a module in a call; empty if they are unknown, or fewer than two."""
-        operators = self.inside.get(fqn, ())
+        operators = self.module_operators.get(fqn, ())
         if not operators or operators[0].calls < 2 * calls:
             return ""
         longest = calls_text([operator for operator in operators[1:] if operator.name != FLOAT64], calls)
@@ -191,8 +191,8 @@ class NotedSteps:
 
     def python_text(self, fqn: str, forward_ns: float) -> str:
         """Return a clause if hardly any of a module's own forward is in operators, and these were counted."""
-        is_known = fqn in self.inside or (bool(self.inside) and self.all_inside)
-        ns = sum(total.ns for total in self.inside.get(fqn, ())[:1])
+        is_known = fqn in self.module_operators or (bool(self.module_operators) and self.has_all_modules)
+        ns = sum(total.ns for total in self.module_operators.get(fqn, ())[:1])
         is_python = is_known and ns < _MIN_OPERATOR_SHARE * forward_ns
         return _PYTHON_TEXT if is_python else ""
 
@@ -202,7 +202,7 @@ class NotedSteps:
 
     def frequent_outside(self) -> list[Operator]:
         """Return the operators that run often outside modules."""
-        return [operator for operator in self.outside if operator.calls >= _MANY_CALLS]
+        return [operator for operator in self.outside_operators if operator.calls >= _MANY_CALLS]
 
     def is_loop(self, ns: float, tensors: int) -> bool:
         """Return whether a loop explains the time `ns`, for example over the parameters of an optimizer."""
@@ -221,7 +221,7 @@ class NotedSteps:
 
     def is_python_outside(self, ns: float) -> bool:
         """Return whether the time `ns` outside modules has few operators and short ones, if these were counted."""
-        is_short = sum(operator.ns for operator in self.outside) < _MIN_OPERATOR_SHARE * ns
+        is_short = sum(operator.ns for operator in self.outside_operators) < _MIN_OPERATOR_SHARE * ns
         return self.is_counted and is_short and not self.frequent_outside()
 
     def outside_text(self, ns: float, tensors: int, in_modules: Sequence[Operator] = ()) -> str:
@@ -232,8 +232,10 @@ class NotedSteps:
         if not self.is_counted:
             return ""
         min_ns = _MIN_OPERATOR_SHARE * ns
-        is_python = sum(operator.ns for operator in (*self.outside, *in_modules)) < min_ns
-        operators = self.frequent_outside() or [operator for operator in self.outside if operator.ns >= min_ns]
+        is_python = sum(operator.ns for operator in (*self.outside_operators, *in_modules)) < min_ns
+        operators = self.frequent_outside() or [
+            operator for operator in self.outside_operators if operator.ns >= min_ns
+        ]
         loop_ns = sum(operator.ns for operator in operators)
         text = f"; {_PYTHON_TEXT}" if is_python else ""
         if operators:
@@ -279,7 +281,7 @@ class NotedSteps:
 
     def hooks_text(self, fqn: str) -> str:
         """Return a clause with the number of a module's forward hooks; empty if it has none."""
-        return f"has {counted(self.hooks[fqn], 'forward hook')}" if fqn in self.hooks else ""
+        return f"has {counted(self.forward_hooks[fqn], 'forward hook')}" if fqn in self.forward_hooks else ""
 
 
 def program_facts(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -419,7 +421,7 @@ def _find_training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fi
     active = [
         index
         for index, row in enumerate(rule_input.rows)
-        if row.fqn in notes.drop and rule_input.call_counts.calls[index]
+        if row.fqn in notes.mode_dependent_modules and rule_input.call_counts.calls[index]
     ]
     if not active or rule_input.call_counts.calls_with_backward.any():
         return
@@ -436,7 +438,7 @@ def _find_forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fi
     """Yield a finding if modules with forward hooks have longer forwards than their backward makes likely."""
     hooks_ns: dict[str, float] = {}
     for index, row in enumerate(rule_input.rows):
-        if row.fqn in notes.hooks and rule_input.call_counts.calls_with_backward[index]:
+        if row.fqn in notes.forward_hooks and rule_input.call_counts.calls_with_backward[index]:
             forward_ns, backward_ns = rule_input.own_ns(index)
             inner = float(rule_input.inner_calls[index])
             expected_ns = backward_ns * (_FORWARD_PER_BACKWARD if inner else 1.0)
@@ -455,7 +457,7 @@ def _find_forward_hooks(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fi
 def _find_untrained(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield a finding if parameters get gradients that no optimizer uses."""
     own_ns = {row.fqn: rule_input.own_ns(index)[1] for index, row in enumerate(rule_input.rows)}
-    untrained_ns = {fqn: own_ns[fqn] for fqn in notes.untrained if fqn in own_ns}
+    untrained_ns = {fqn: own_ns[fqn] for fqn in notes.untrained_modules if fqn in own_ns}
     ns_per_step = _PARAMETER_GRADIENT_SHARE * sum(untrained_ns.values())
     if not untrained_ns or ns_per_step < _MIN_UNTRAINED_SHARE * rule_input.median_step_ns:
         return
@@ -472,7 +474,7 @@ def _find_doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]
     Tables count only if gradients are cast.
     """
     index_of = {row.fqn: index for index, row in enumerate(rule_input.rows)}
-    if notes.all_double:
+    if notes.is_all_float64:
         outermost = [row for row in rule_input.rows if not rule_input.outer[row.fqn]]
         all_ns = float(sum(rule_input.module_median_ns[index_of[row.fqn]] for row in outermost))
         if _FLOAT32_SAVING * all_ns >= rule_input.min_ns:
@@ -481,19 +483,19 @@ def _find_doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]
             longest = outermost[int(np.argmax([row.in_steps_ns for row in outermost]))].fqn
             title, ns_per_step = "computes in float64", _FLOAT32_SAVING * all_ns
             yield rule_input.finding(title, longest, evidence=evidence, show="--tree", ns=ns_per_step)
-    tables = notes.tables if notes.casts >= 1 else ()
-    for fqns, noun, reason in (notes.doubles, "parameters", ""), (tables, "tables", ", and gradients are cast"):
+    tables = notes.float64_table_modules if notes.casts_per_step >= 1 else ()
+    for fqns, noun, reason in (notes.float64_modules, "parameters", ""), (tables, "tables", ", and gradients are cast"):
         members = [index_of[fqn] for fqn in fqns if fqn in index_of]
         if not members or 2 * len(members) >= len(rule_input.rows) - len(rule_input.holders):
             continue
-        is_whole = fqns is notes.doubles
+        is_whole = fqns is notes.float64_modules
         ns_of_modules = [
             float(rule_input.module_median_ns[index]) if is_whole else sum(rule_input.own_ns(index))
             for index in members
         ]
-        if (ns_per_step := sum(ns_of_modules)) < _MIN_DOUBLES_SHARE * rule_input.median_step_ns:
+        if (ns_per_step := sum(ns_of_modules)) < _MIN_FLOAT64_SHARE * rule_input.median_step_ns:
             continue
         where = rule_input.rows[members[int(np.argmax(ns_of_modules))]].fqn
         evidence = f"{noun} of float64 in {counted(len(members), 'module')}, which take {short_ms(ns_per_step)} a step"
         show = only_option(where)
-        yield rule_input.finding(DOUBLES, where, evidence=evidence + reason, show=show, ns=ns_per_step)
+        yield rule_input.finding(FLOAT64_TITLE, where, evidence=evidence + reason, show=show, ns=ns_per_step)

@@ -139,7 +139,7 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
         if is_large and part not in explained:
             evidence = f"{short_ms(ns_per_step)} of {short_ms(step_ns)} (medians)"
             if part == "optimizer":
-                for fqn, percent in notes.largest.items():
+                for fqn, percent in notes.largest_percent.items():
                     evidence += f"; {percent}% of the parameters' values are those of {fqn}"
             lines = notes.lines_text(part, ns_per_step)
             if part != OTHER or between or not lines:
@@ -151,7 +151,7 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
             is_loop = notes.is_loop(forward_ns, 0) or notes.is_over_parameters(forward_ns, tensors)
             if part == OTHER or is_untrained or (part == "loss" and is_loop):
                 losses = [row.fqn for row in rule_input.rows if part == "loss" and row.module_class.endswith("Loss")]
-                in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
+                in_losses = [notes.module_operators[fqn][0] for fqn in losses if fqn in notes.module_operators]
                 evidence += notes.outside_text(forward_ns, tensors, in_losses)
             is_described = any(
                 optimizer.get("how") or optimizer.get("class") in _FLATTENING_OPTIMIZERS
