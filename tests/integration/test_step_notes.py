@@ -129,6 +129,17 @@ def test_inputs_of_the_first_and_the_last_of_many_calls_in_a_step_are_noted(engi
     assert changing == {"Linear": [[8, "float32[2, 1, 4]", "float32[2, 8, 4]"]] * 4}
 
 
+def test_the_time_in_which_notes_are_made_is_noted(engine: EngineName) -> None:
+    start_ns = time.monotonic_ns()
+    notes = notes_of(nothing, engine)
+    elapsed_ns = time.monotonic_ns() - start_ns
+
+    assert [number for number, _ in notes["sampling_ns"]] == [1, 2, 4, 8]
+    ns_of_steps = [ns for _, ns in notes["sampling_ns"]]
+    assert min(ns_of_steps) > 0
+    assert sum(ns_of_steps) < elapsed_ns
+
+
 def test_the_notes_of_a_step_are_written_in_the_step(engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
     def mark(self: StepNotes, number: int, ended_by: str) -> None:
         if ended_by == "step":

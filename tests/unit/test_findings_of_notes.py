@@ -536,16 +536,25 @@ def test_a_step_in_which_the_thread_waited_for_a_processor_is_slow_by_the_machin
 
 
 @pytest.mark.parametrize(
-    ("engine", "step", "look_ms", "is_named"),
-    [("python", 8, 49, False), ("python", 8, 50, True), ("python", 7, 49, True), ("native", 8, 49, True)],
+    ("engine", "step", "look_ms", "notes_ms", "is_named"),
+    [
+        ("python", 8, 49, 0, False),
+        ("python", 8, 50, 0, True),
+        ("python", 8, 55, 5, True),
+        ("python", 8, 55, 6, False),
+        ("python", 7, 49, 6, True),
+        ("native", 8, 49, 6, True),
+    ],
 )
 def test_the_python_engines_notes_of_a_step_do_not_make_it_slow(
-    engine: str, step: int, look_ms: int, is_named: bool
+    engine: str, step: int, look_ms: int, notes_ms: int, is_named: bool
 ) -> None:
     slow = training(forward=lambda number, block: look_ms - 3 if number == step and block == 2 else 1)
     known = replace(slow, metadata=fit_metadata({**slow.metadata, "engine": engine}))
 
-    assert [finding.part for finding in known.summary().findings] == ["forward"] * is_named
+    findings = noted(known, sampling_ns=[[4, 9 * MS], [8, notes_ms * MS]]).summary().findings
+
+    assert [finding.part for finding in findings] == ["forward"] * is_named
 
 
 @pytest.mark.parametrize(

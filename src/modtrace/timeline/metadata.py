@@ -78,6 +78,8 @@ SHAPE_OF_STEP_NOTES = {
     # Steps in which the thread waited for a CPU, with ns; if calls are steps, the total over all steps.
     "delays": [(int, _COUNT)],
     "waited_ns": _COUNT,
+    # Sampled steps, with the ns at the end of each in which these notes were made.
+    "sampling_ns": [(int, _COUNT)],
     # The longest gaps between modules, passes and ranges: line and kind of the slice that ended, line and kind of the
     # slice that started, the part of the step, and ns in each step that has the gap; then the gaps in slow steps.
     "gaps": _GAPS,

@@ -86,6 +86,7 @@ class StepNotes:
         self._module_notes: Mapping[str, object] = {}
         self._delays: list[tuple[int, int]] = []
         self._waited_ns = 0
+        self._sampling_ns: list[tuple[int, int]] = []
         self._repeated_calls, self._same_inputs = RepeatedCalls(), dict[str, int]()
         repeated_calls = self._repeated_calls
         self._gaps = LineGaps(self._note_shapes, repeated_calls.note, repeated_calls.forget_inputs)
@@ -127,6 +128,7 @@ class StepNotes:
                 self._schedule_slow_sample(step_ns, ended_by)
             elif _is_sampled(self._ended):
                 self._note(ended_by)
+                self._sampling_ns.append((number, time.monotonic_ns() - now))
             else:
                 self._note_slow(step_ns, ended_by)
             self._ended = number if ended_by in _UNITS else self._ended + 1
@@ -242,7 +244,12 @@ class StepNotes:
 
     def _write(self) -> None:
         delays = [(number, waited_ns) for waited_ns, number in self._delays]
-        step_notes = {"delays": delays, "waited_ns": self._waited_ns, "slow_gaps": self._slow_gap_rows}
+        step_notes = {
+            "delays": delays,
+            "waited_ns": self._waited_ns,
+            "sampling_ns": self._sampling_ns,
+            "slow_gaps": self._slow_gap_rows,
+        }
         notes = json.dumps({**self._operator_notes, **self._module_notes, **step_notes})
         record = {"kind": "steps", "steps": self._sample_count, "notes": notes}
         self._names.note(record)

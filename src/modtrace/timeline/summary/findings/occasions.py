@@ -331,6 +331,7 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
     wait_ns: int = rule_input.step_notes.get("waited_ns", 0)
     is_busy = bool(delays) or wait_ns > 0 or "delays" not in rule_input.step_notes
     max_sampling_ns = max(_MAX_SAMPLING_NS, _MAX_SAMPLING_RATIO * rule_input.median_step_ns)
+    sampling_ns = dict(rule_input.step_notes.get("sampling_ns", ()))
     # Steps of the warm-up have no cause, so a periodic one may be missing there.
     warm = rule_input.step_numbers[warm_up_steps(rule_input.duration_ns) :]
     for index, (sentence, slow) in steps.causes.items():
@@ -342,7 +343,7 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
         period, numbers = 0, np.zeros(0, np.int64)
         # Without a period, sampling may have made them slow, or another program.
         is_sampled = [
-            is_python and number & (number - 1) == 0 and slow.took_ns < max_sampling_ns
+            is_python and number & (number - 1) == 0 and slow.took_ns - sampling_ns.get(number, 0) < max_sampling_ns
             for number, slow, _ in slow_steps
         ]
         is_waiting = [
