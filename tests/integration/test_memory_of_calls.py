@@ -21,7 +21,7 @@ def calls_of(timeline: modtrace.Timeline) -> list[ReplayedCall]:
     """The recorded memory of each call, in the order of their starts."""
     memory = measure_calls(timeline)
     assert memory is not None
-    assert memory.known.all()
+    assert memory.is_known.all()
     return [
         ReplayedCall(span.module_class, retained, peak)
         for span, retained, peak in zip(

@@ -71,7 +71,7 @@ def test_a_share_of_steps_within_chance_did_not_change() -> None:
 
     def compare(before: list[int], after: list[int]) -> bool:
         sides = [[run_of(called, 30) for called in side] for side in (before, after)]
-        return compare_calls(sides[0], sides[1], key, 80).changed
+        return compare_calls(sides[0], sides[1], key, 80).has_changed
 
     # By chance, 15 ± 2.7 of 30 steps have a call of probability 1/2; the sides' ranges must not overlap either.
     assert not compare([12], [18])

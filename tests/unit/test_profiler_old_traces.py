@@ -43,7 +43,7 @@ def test_old_categories_are_read_like_those_of_today() -> None:
     of_old, today = overlaid(CALLS, *old), overlaid(CALLS, *step())
 
     for overlay in (of_old, today):
-        assert (overlay.nodes, overlay.attributed_nodes) == (1, 1)
+        assert (overlay.node_count, overlay.attributed_count) == (1, 1)
         assert (overlay.work, overlay.attributed_work) == (3, 3)
         times = {
             row.fqn: (row.kernel_ns, row.memcpy_ns, row.memset_ns)

@@ -89,8 +89,8 @@ def test_backward_begins_and_ends_with_its_nodes() -> None:
     )
     overlay = overlaid(recording(*FORWARD, *recorded), *OPS, *NODES)
     assert slices(overlay) == CUT
-    assert (overlay.nodes, overlay.attributed_nodes) == (6, 6)
-    assert (overlay.straddling_ops, overlay.max_straddle_ns) == (0, 0)
+    assert (overlay.node_count, overlay.attributed_count) == (6, 6)
+    assert (overlay.straddling_count, overlay.max_straddle_ns) == (0, 0)
 
 
 def test_backward_is_made_from_the_nodes_where_none_was_recorded_and_is_linked() -> None:
@@ -142,7 +142,7 @@ def test_recompute_lies_in_its_node_and_its_nodes_in_their_call() -> None:
         ("c: ReLU", 6230, 6255, 4, "recompute"),
         ("a: Linear", 6700, 6900, 1, "backward"),
     ]
-    assert overlay.attributed_nodes == 7
+    assert overlay.attributed_count == 7
 
 
 def test_sequence_numbers_of_two_threads_are_kept_apart_by_the_arrows() -> None:
@@ -273,7 +273,7 @@ def test_a_badly_aligned_recording_is_told_by_the_operations_it_cuts() -> None:
     late = tuple((label, start + 130, end + 130, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
     overlay = overlaid(recording(*late), *OPS, *NODES)
     # Operations 0, 2 and 3 begin 30 ns before their call, operation 4 within the one before it.
-    assert (overlay.straddling_ops, overlay.max_straddle_ns) == (4, 30)
+    assert (overlay.straddling_count, overlay.max_straddle_ns) == (4, 30)
 
 
 def test_another_pid_than_the_traces_is_laid_over_the_traces_process() -> None:
@@ -360,7 +360,7 @@ def test_without_sync_marks_operators_move_everything() -> None:
     overlay = overlaid(recording(*shifted), *OPS, *NODES, late_ns=None)
     # Between op 4, 100 ns before the end of Net, and op 3, 100 ns after the begin of c: the offset was 730.
     assert slices(overlay, "forward") == [(*span, "forward") for span in FORWARD]
-    assert (overlay.straddling_ops, overlay.max_straddle_ns) == (0, 0)
+    assert (overlay.straddling_count, overlay.max_straddle_ns) == (0, 0)
     assert overlay.alignment is not None
     told = "aligned to about ±0.1 µs, typically ±0.1 µs, by 5 operators; no sync mark is in both files"
     assert str(overlay.alignment).startswith(told)

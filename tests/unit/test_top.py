@@ -141,8 +141,8 @@ def test_keys_change_the_view() -> None:
     assert press("-", "-").max_depth == 1
     assert press("+").max_depth == 2
     assert press("+").max_depth is None
-    assert press("p").paused
-    assert not press(" ").paused
+    assert press("p").is_paused
+    assert not press(" ").is_paused
     assert press("m").by_rank
     assert (press("]").rank, view.by_rank) == (0, False)
     assert press("]").rank == 1
@@ -150,8 +150,8 @@ def test_keys_change_the_view() -> None:
     assert press("[").rank == 1
     assert press("down", "page down", "up").first == 10
     assert press("page up", "page up").first == 0
-    assert not press("x").quits
-    assert press("q").quits
+    assert not press("x").has_quit
+    assert press("q").has_quit
 
 
 def lines(job: JobView, view: ScreenState | None = None, width: int = 80, height: int | None = 24) -> list[str]:
@@ -287,7 +287,7 @@ def test_what_is_shown_stays_while_paused_also_where_a_reading_was_under_way() -
     latest = deque([JobView((), (), 0)], maxlen=1)
 
     def read() -> JobView:
-        view.paused = True
+        view.is_paused = True
         over.set()
         return JOB
 

@@ -278,7 +278,7 @@ def _find_common_change(
 ) -> CommonChange:
     """Return the common change of modules, and its cause."""
     modules, speed = times.modules.tolist(), times.speed
-    work_changed = _work_changed(base_runs, new_runs, [calls[times.keys[row]].changed for row in modules])
+    work_changed = _work_changed(base_runs, new_runs, [calls[times.keys[row]].has_changed for row in modules])
     change = speed.difference
     variance = speed.squares / speed.freedom if speed.freedom else noise.SINGLE_STEP_SPREAD**2
     error = math.sqrt(variance * speed.recordings)
@@ -384,7 +384,9 @@ def _make_change(
         else "cannot tell"
     )
     known_high = high if ends[1] - corrected <= _MAX_LOG_ABOVE_ESTIMATE else None
-    change = Change(*key, base, new, new - base, low, known_high, calls.base, calls.new, calls.changed, verdict, *runs)
+    change = Change(
+        *key, base, new, new - base, low, known_high, calls.base, calls.new, calls.has_changed, verdict, *runs
+    )
     return change._replace(in_steps=calls.in_steps)
 
 
@@ -398,7 +400,9 @@ def _change_of_uncompared(
     new = round(new / math.exp(removed))
     verdict: Verdict = "cannot tell" if all(times) else "removed" if times[0] else "added"
     recordings = (len(side) for side in times)
-    return Change(*key, base, new, new - base, None, None, calls.base, calls.new, calls.changed, verdict, *recordings)
+    return Change(
+        *key, base, new, new - base, None, None, calls.base, calls.new, calls.has_changed, verdict, *recordings
+    )
 
 
 def compare_steps(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]) -> Change:
@@ -413,7 +417,7 @@ def compare_steps(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]) -
     half_width = quantile * math.sqrt(variance * estimate.recordings)
     steps = min(sum(run.steps for run in side) for side in (base_runs, new_runs))
     runs, machine = [len(base_runs), len(new_runs)], CommonChange(0, "machine", 0, 0, 0, 0)
-    base_ns, log_ratio, calls = math.exp(estimate.base), estimate.difference, Calls(0, 0, changed=False)
+    base_ns, log_ratio, calls = math.exp(estimate.base), estimate.difference, Calls(0, 0, has_changed=False)
     return _make_change(("", "step"), base_ns, log_ratio, half_width, machine, calls, runs, steps)
 
 
@@ -445,7 +449,7 @@ class Calls(NamedTuple):
 
     base: float  # median spans before in a step that has any; if the share of these steps changed, mean over all steps
     new: float  # the same number after
-    changed: bool  # True if the numbers differ, or one side has no calls, beyond chance
+    has_changed: bool  # True if the numbers differ, or one side has no calls, beyond chance
     base_share: float = 1.0  # share of steps with calls before; 1 if it did not change beyond chance
     new_share: float = 1.0  # share of steps with calls after
     share_reach: float = 0.0  # half the interval of the logarithm of `new_share / base_share`

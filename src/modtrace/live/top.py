@@ -39,17 +39,17 @@ class ScreenState:
     max_depth: int | None = None  # maximum number of levels of modules; None for all
     by_rank: bool = False  # True for a row per rank, False for a row per module
     rank: int | None = None  # index of the rank whose modules are shown; None for the mean of all ranks
-    paused: bool = False  # whether the screen is frozen
+    is_paused: bool = False  # whether the screen is frozen
     first: int = 0  # index of the first visible row
-    quits: bool = False  # whether the user has quit
+    has_quit: bool = False  # whether the user has quit
     help: str = KEYS_HELP  # the last line, with the keys
 
     def press(self, key: str, ranks: int, depth: int) -> None:
         """Apply a key; unknown keys do nothing."""
         if key in ("q", "Q"):
-            self.quits = True
+            self.has_quit = True
         elif key in ("p", " "):
-            self.paused = not self.paused
+            self.is_paused = not self.is_paused
         elif key in ("s", "S"):
             step = 1 if key == "s" else -1
             self.sort = RATE_SORT_KEYS[(RATE_SORT_KEYS.index(self.sort) + step) % len(RATE_SORT_KEYS)]
@@ -161,7 +161,7 @@ def _headline(job: JobView, ranks: Sequence[RankRates], screen: ScreenState) -> 
             parts.append(f"communication {waiting:.0%}")
             window = format_durations([max(rank.window_ns for rank in measured) / 1e9])
             parts.append(f"last {window}" if len(quiet_states) < len(ranks) else f"{window} before")
-    if screen.paused:
+    if screen.is_paused:
         parts.insert(0, "PAUSED")
     if job.read_s > 1:
         parts.append(f"read in {job.read_s:.1f} s")
@@ -319,7 +319,7 @@ def show_live(read: Callable[[], JobView], console: Console, refresh_s: float) -
             screen.help = "Ctrl-C quits"
         try:
             reading = reader.submit(_read_on, read, screen, latest, over, refresh_s)
-            while not screen.quits:
+            while not screen.has_quit:
                 for key in read_keys(keys, _POLL_S):
                     screen.press(key, len(latest[0].ranks), latest[0].depth)
                 if reading.done():
@@ -339,9 +339,9 @@ def _read_on(
     """Read the job repeatedly; `latest` contains the last result."""
     while not over.is_set():
         start_s = time.monotonic()
-        if not screen.paused:
+        if not screen.is_paused:
             job = read()
-            if not screen.paused:  # the user may have paused during the read
+            if not screen.is_paused:  # the user may have paused during the read
                 latest.append(job)
         # Reading uses at most half of one core, for any number of rings.
         read_s = time.monotonic() - start_s

@@ -37,7 +37,7 @@ class Condition(NamedTuple):
     subject: Literal["step", "part", "module", "hang", "signal"]
     name: str  # name of the part, or pattern of the modules' names
     limit_ns: int | None  # limit of the duration; None if `times` is the limit
-    times: float = 0.0  # limit as a multiple of the median over the last steps
+    factor: float = 0.0  # limit as a multiple of the median over the last steps
 
     @property
     def label(self) -> str:
@@ -116,7 +116,7 @@ class Trigger(NamedTuple):
     sentence: str  # description of the event
     step: int | None  # step of the moment; None if no step ends
     time_ns: int  # Unix ns of the moment
-    waits: bool = True  # whether to wait for the steps after it; False for a hang, which has none
+    waits_for_steps: bool = True  # whether to wait for the steps after it; False for a hang, which has none
 
 
 class Triggers:
@@ -124,7 +124,7 @@ class Triggers:
 
     def __init__(self, conditions: Sequence[Condition]) -> None:
         self._conditions = conditions
-        self._history: dict[Condition, deque[int]] = {c: deque(maxlen=_HISTORY) for c in conditions if c.times}
+        self._history: dict[Condition, deque[int]] = {c: deque(maxlen=_HISTORY) for c in conditions if c.factor}
         self._matches = {c: re.compile(fnmatch.translate(c.name)).match for c in conditions if c.subject == "module"}
         self._hang_event_count = -1
 
@@ -146,11 +146,11 @@ class Triggers:
             return
         ns = step.parts.get(condition.name, 0) if condition.name else step.training_ns
         limit_ns, median_text = condition.limit_ns, ""
-        if condition.times:
+        if condition.factor:
             history = self._history[condition]
             if len(history) >= _MIN_HISTORY:
                 median = float(np.median(history))
-                limit_ns = int(max(condition.times * median, median + _MIN_EXCESS_NS))
+                limit_ns = int(max(condition.factor * median, median + _MIN_EXCESS_NS))
                 median_text = f"; usually {format_ns(median)}"
             history.append(ns)
         if limit_ns is None or ns <= limit_ns or step.is_first:
@@ -189,7 +189,7 @@ class Triggers:
         place = f" in {call.fqn} ({call.phase})" if call is not None else ", in no module"
         sentence = f"no event for {format_ns(follower.quiet_ns)}{place} ({limits[0].text})"
         step = int(ends.max()) + 1 if len(ends) else None
-        yield Trigger(limits[0].text, limits[0].label, sentence, step, follower.last_ns, waits=False)
+        yield Trigger(limits[0].text, limits[0].label, sentence, step, follower.last_ns, waits_for_steps=False)
 
 
 def _step_at(timeline: Timeline, time_ns: int) -> int | None:

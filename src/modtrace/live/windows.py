@@ -45,7 +45,7 @@ _HISTORY_STEPS = 16
 class KeepLimits(NamedTuple):
     """The limits of the size, number and frequency of kept windows."""
 
-    steps: int = 2  # number of steps before a moment, and after it
+    margin_steps: int = 2  # number of steps before a moment, and after it
     pause_ns: int = 30_000_000_000  # minimum time between two windows of one reason
     max_kept: int = 20  # maximum number of kept moments
     max_bytes: int = 500_000_000  # maximum size of all windows in the folder, including those of earlier runs
@@ -83,7 +83,11 @@ class _Pending:
     def is_ready(self, later_steps: int) -> bool:
         """Return whether the steps after the moment have ended, or are not expected."""
         follower = self.follower
-        if not self.first.waits or follower.state == "ended" or time.monotonic_ns() - self.asked_at > _MAX_WAIT_NS:
+        if (
+            not self.first.waits_for_steps
+            or follower.state == "ended"
+            or time.monotonic_ns() - self.asked_at > _MAX_WAIT_NS
+        ):
             return True
         if self.first.step is None:
             return follower.last_ns >= self.first.time_ns + _MARGIN_NS
@@ -159,7 +163,7 @@ class WindowKeeper:
 
     def add(self, follower: RingFollower, trigger: Trigger) -> None:
         """Keep the window around a moment, unless a limit prevents it."""
-        window = next((p for p in self._pending if p.covers(follower, trigger, self._limits.steps)), None)
+        window = next((p for p in self._pending if p.covers(follower, trigger, self._limits.margin_steps)), None)
         if window is not None:
             if trigger.key not in (pending_trigger.key for _, pending_trigger in window.triggers):
                 window.triggers.append((follower, trigger))
@@ -186,7 +190,9 @@ class WindowKeeper:
 
     def save_ready(self, followers: Sequence[RingFollower], *, flush: bool = False) -> None:
         """Save the complete windows, or with `flush` all windows."""
-        ready = [p for p in self._pending if flush or (not p.follower.failures and p.is_ready(self._limits.steps))]
+        ready = [
+            p for p in self._pending if flush or (not p.follower.failures and p.is_ready(self._limits.margin_steps))
+        ]
         self._pending = [p for p in self._pending if p not in ready]
         for pending in ready:
             self._save(pending, followers)
@@ -202,7 +208,7 @@ class WindowKeeper:
         if self._is_full:
             self._skip("--max-bytes", pending.first)
             return
-        bounds = pending.bounds(self._limits.steps)
+        bounds = pending.bounds(self._limits.margin_steps)
         triggers = sorted(pending.triggers, key=lambda pair: pair[1].label)
         label = "+".join(dict.fromkeys(trigger.label for _, trigger in triggers))
         step = "" if pending.first.step is None else f"step{pending.first.step}-"

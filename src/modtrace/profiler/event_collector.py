@@ -114,7 +114,7 @@ class ProfilerEvents:
     cpu_pids: dict[int | str, int]  # number of CPU slices by pid
     tids: frozenset[int]  # all thread ids that are numbers
     malformed: int  # number of malformed events: not an object, without a required field, or without a usable time
-    total: int  # number of events
+    event_count: int  # number of events
     # The OS thread id of each track in the timeline of its modules; -1 for other processes and for devices.
     threads: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -250,7 +250,7 @@ class EventCollector(EventTable):
             cpu_pids=self._cpu_pids(cpu_tables.values()),
             tids=frozenset(self.tids | {tid for _, tid in self.tracks.known if isinstance(tid, int)}),
             malformed=self.malformed + self._unusable,
-            total=len(self),
+            event_count=len(self),
         )
 
     def _kinds_of_slices(self) -> Int64Array:

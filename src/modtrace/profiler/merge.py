@@ -139,19 +139,18 @@ def _read_events(source: TraceFile) -> tuple[EventStream, EventCollector]:
 def _make_result(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str], out: str) -> MergeResult:
     """Return the result of the merge, with the trace's metadata."""
     notes = [*overlaid.notes, *output_notes, *stream.notes()]
-    if overlaid.attributed_nodes < overlaid.nodes:
-        notes.append(
-            f"{overlaid.nodes - overlaid.attributed_nodes} of {overlaid.nodes} autograd nodes ran outside all modules"
-        )
+    if overlaid.attributed_count < overlaid.node_count:
+        outside_count = overlaid.node_count - overlaid.attributed_count
+        notes.append(f"{outside_count} of {overlaid.node_count} autograd nodes ran outside all modules")
     if overlaid.attributed_work < overlaid.work:
         reasons = ", ".join(f"{count} {reason}" for reason, count in overlaid.unattributed.items())
         notes.append(
             f"{overlaid.work - overlaid.attributed_work} of {overlaid.work} kernels, memcpys and memsets have no "
             f"module: {reasons}"
         )
-    if overlaid.straddling_ops and overlaid.alignment is not None:
+    if overlaid.straddling_count and overlaid.alignment is not None:
         notes.append(
-            f"{overlaid.straddling_ops} forward operations lie partly outside a call, by at most "
+            f"{overlaid.straddling_count} forward operations lie partly outside a call, by at most "
             f"{overlaid.max_straddle_ns} ns: the alignment may be off by that much"
         )
     metadata = {
@@ -159,12 +158,12 @@ def _make_result(overlaid: Overlay, stream: EventStream, output_notes: Sequence[
         "recording": "reconstructed from the trace" if overlaid.alignment is None else "recorded",
         "alignment": None if overlaid.alignment is None else overlaid.alignment.metadata(),
         "profiler_events": stream.count,
-        "nodes": overlaid.nodes,
-        "attributed_nodes": overlaid.attributed_nodes,
+        "nodes": overlaid.node_count,
+        "attributed_nodes": overlaid.attributed_count,
         "gpu_work": overlaid.work,
         "attributed_gpu_work": overlaid.attributed_work,
         "gpu_work_without_module": overlaid.unattributed,
-        "straddling_ops": overlaid.straddling_ops,
+        "straddling_ops": overlaid.straddling_count,
         "max_straddle_ns": overlaid.max_straddle_ns,
         "notes": notes,
     }

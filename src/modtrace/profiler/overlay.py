@@ -76,7 +76,9 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     slices, note = (modules, NO_NAMES) if has_modules else (regions, REGIONS)
     used_names = [slices.names[name] for name in np.unique(slices.name).tolist()]
     if not has_modules and all(map(_TORCH_RANGE.match, used_names)):
-        return Timeline(Slices.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
+        return Timeline(Slices.empty(), metadata={"reconstructed": True}), [
+            NO_MODULES if events.event_count else NO_EVENTS
+        ]
     nodes = Nodes(events.nodes)
     is_recompute = nodes.innermost.on_threads(slices.track, slices.start_ns) >= 0
     if not has_modules:
@@ -176,10 +178,10 @@ class Aligned:
     pid: int | str  # pid of the recording's first process in the trace
     events: ProfilerEvents  # events of the trace, with `threads` set
     alignment: Alignment | None  # None if the timeline was made from the trace itself
-    nodes: int  # number of autograd nodes of the trace
-    attributed_nodes: int  # number of nodes that belong to a call
+    node_count: int  # number of autograd nodes of the trace
+    attributed_count: int  # number of nodes that belong to a call
     # Number of forward operations partly in and partly outside a call, which a wrong alignment would cause.
-    straddling_ops: int
+    straddling_count: int
     max_straddle_ns: int  # maximum time of such an operation on the wrong side of a call's edge
     notes: list[str]  # notes for the user
     pids: Mapping[Process, int | str]  # pids of the processes, if there are several
@@ -286,9 +288,9 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
         pid=next(iter(parts)),
         events=replace(events, threads=threads),
         alignment=None,
-        nodes=sum(part.nodes for part in parts.values()),
-        attributed_nodes=sum(part.attributed_nodes for part in parts.values()),
-        straddling_ops=sum(part.straddling_ops for part in parts.values()),
+        node_count=sum(part.node_count for part in parts.values()),
+        attributed_count=sum(part.attributed_count for part in parts.values()),
+        straddling_count=sum(part.straddling_count for part in parts.values()),
         max_straddle_ns=max(part.max_straddle_ns for part in parts.values()),
         notes=[*dict.fromkeys(note for part in parts.values() for note in part.notes)],
         pids={part.timeline.tracks[0].process: pid for pid, part in parts.items() if part.timeline.tracks},
@@ -334,9 +336,9 @@ def _align_process(
         pid=pid,
         events=events,
         alignment=alignment,
-        nodes=len(nodes),
-        attributed_nodes=int(np.count_nonzero(nodes.call >= 0)),
-        straddling_ops=straddling_count,
+        node_count=len(nodes),
+        attributed_count=int(np.count_nonzero(nodes.call >= 0)),
+        straddling_count=straddling_count,
         max_straddle_ns=max_straddle_ns,
         notes=[*notes, *kernel_notes],
         pids={},
@@ -368,11 +370,11 @@ def _join_captures(
 
 def _check_usable(events: ProfilerEvents, path: str) -> None:
     """Raise TraceError if all events of the trace are malformed."""
-    if events.total and events.malformed == events.total:
+    if events.event_count and events.malformed == events.event_count:
         raise TraceError(
             path,
-            f"none of its {events.total} events can be used: an event of torch.profiler is an object with ph, pid, "
-            "tid, name and a ts above 0",
+            f"none of its {events.event_count} events can be used: an event of torch.profiler is an object with ph, "
+            "pid, tid, name and a ts above 0",
         )
 
 

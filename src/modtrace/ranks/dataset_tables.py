@@ -139,18 +139,18 @@ class DatasetTables(RankTables):
             for part in self._parts.values():
                 numbers |= part.buckets(length, tables or TABLE_NAMES)
                 end = max(end, *(end for table in tables or TABLE_NAMES for _, end in part.steps[table]), 0)
-        first, last = step_interval(*steps, end)
-        buckets = ((max(number * length, first), min((number + 1) * length, last)) for number in sorted(numbers))
+        first, stop = step_interval(*steps, end)
+        buckets = ((max(number * length, first), min((number + 1) * length, stop)) for number in sorted(numbers))
         return [(start, end) for start, end in buckets if start < end]
 
-    def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
+    def read(self, kind: type[Table], first: int, stop: int, ranks: Sequence[int] | None = None) -> Table:
         """Return rows, see `RankTables.read`."""
         rank, step = pc.field("rank"), pc.field("step")
-        row_filter = (step >= first) & (step < last)
+        row_filter = (step >= first) & (step < stop)
         if ranks is not None:
             row_filter &= (rank >= min(ranks)) & (rank <= max(ranks)) & rank.isin(list(ranks))
         with self.damage_named():
-            files = self._files_of(FOLDERS[kind], (first, last), ranks)
+            files = self._files_of(FOLDERS[kind], (first, stop), ranks)
             table = from_arrow(kind, self._dataset_of(self._fragments_of(files)).to_table(filter=row_filter))
         if not self.time.is_moved:
             return table

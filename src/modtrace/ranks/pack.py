@@ -57,10 +57,10 @@ _MAX_RANKS_PER_PART = 512
 class PackResult(NamedTuple):
     """The result of `pack`."""
 
-    ranks: int  # number of ranks in the dataset
-    packed: int  # number of ranks that this run packed; the others were there already
-    spans: int  # number of spans in the dataset
-    nbytes: int  # bytes of its files of spans
+    rank_count: int  # number of ranks in the dataset
+    packed_count: int  # number of ranks that this run packed; the others were there already
+    span_count: int  # number of spans in the dataset
+    span_bytes: int  # bytes of its files of spans
     damage: Mapping[str, str]  # process (`rank 3`) -> description of the damage of its ring; only damaged rings
 
 

@@ -157,7 +157,7 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
         retained_bytes=np.zeros(len(columns), np.int64) if memory is None else memory.retained_bytes[on_thread],
         peak_bytes=np.full(len(columns), -1)
         if memory is None
-        else np.where(memory.known, memory.peak_bytes, -1)[on_thread],
+        else np.where(memory.is_known, memory.peak_bytes, -1)[on_thread],
     )
 
 
@@ -334,8 +334,8 @@ class RankTables(ABC):
         return Bounds([(entry.rank, entry.bound_ns, entry.clock) for entry in self.ranks])
 
     @abstractmethod
-    def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return the rows of a kind of table in the steps from `first` to before `last`, of all ranks or of `ranks`."""
+    def read(self, kind: type[Table], first: int, stop: int, ranks: Sequence[int] | None = None) -> Table:
+        """Return the rows of a kind of table in the steps from `first` to before `stop`, of all ranks or of `ranks`."""
 
 
 TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
@@ -368,7 +368,7 @@ class FolderTables(RankTables):
         self.ranks = [entry for entry, _ in loaded]
         self._tables = {kind: {entry.rank: tables[kind] for entry, tables in loaded} for kind in TABLE_MAKERS}
 
-    def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
+    def read(self, kind: type[Table], first: int, stop: int, ranks: Sequence[int] | None = None) -> Table:
         """Return rows, see `RankTables.read`."""
         tables: list[Table] = [self._tables[kind][rank] for rank in ranks or self._tables[kind]]
-        return join_tables([take(table, (table.step >= first) & (table.step < last)) for table in tables])
+        return join_tables([take(table, (table.step >= first) & (table.step < stop)) for table in tables])

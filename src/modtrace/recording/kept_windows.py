@@ -94,7 +94,7 @@ class KeptWindows:
         def save() -> None:
             try:
                 timeline = snapshot()
-                window = timeline.steps(-1 - self._limits.steps)
+                window = timeline.steps(-1 - self._limits.margin_steps)
                 step = int(window.columns.step.max(initial=0))
                 rank = rank_in(os.environ)
                 prefix = "" if rank is None else f"rank{rank}-"

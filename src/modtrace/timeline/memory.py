@@ -28,7 +28,7 @@ NO_MODULE = "no module"
 class CallMemory(NamedTuple):
     """The memory of each span of modules, in bytes; arrays with one entry per span."""
 
-    known: BoolArray  # bool, whether memory was counted from start to end
+    is_known: BoolArray  # bool, whether memory was counted from start to end
     retained_bytes: Int64Array  # int64, of tensors at the end minus bytes at the start
     peak_bytes: Int64Array  # int64, maximum of tensors inside the span minus bytes at the start
 
@@ -62,7 +62,7 @@ def measure_calls(timeline: "Timeline") -> CallMemory | None:
         first, last = first[rows], _sample_at(series, columns.end[rows])
         bounds = np.column_stack([first, last + 1]).ravel()
         max_bytes = np.maximum.reduceat(np.append(series.value, 0), bounds)[::2] if len(rows) else first
-        memory.known[rows] = True
+        memory.is_known[rows] = True
         memory.retained_bytes[rows] = series.value[last] - series.value[first]
         memory.peak_bytes[rows] = max_bytes - series.value[first]
     return memory

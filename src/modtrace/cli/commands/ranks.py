@@ -226,9 +226,11 @@ def pack_ranks(
             )
     for line in damage_sentences(result.damage):
         options.echo(line, err=True)
-    already = f" ({result.ranks - result.packed:,} were there)" if result.packed < result.ranks else ""
-    size = f", {result.nbytes / result.spans:.1f} bytes each" if result.spans else ""
-    ranks, spans = counted(result.ranks, "rank"), counted(result.spans, "span")
+    already = (
+        f" ({result.rank_count - result.packed_count:,} were there)" if result.packed_count < result.rank_count else ""
+    )
+    size = f", {result.span_bytes / result.span_count:.1f} bytes each" if result.span_count else ""
+    ranks, spans = counted(result.rank_count, "rank"), counted(result.span_count, "span")
     options.echo(f"{ranks}{already} and {spans}{size} are in {output}", err=True)
 
 

@@ -160,16 +160,16 @@ _MAX_CANDIDATES = 8
 
 
 def late_senders(
-    table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, *, first: int, last: int
+    table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, *, first: int, stop: int
 ) -> list[tuple[StepFinding, Int64Array]]:
     """Return the finding of each step with messages, and the ns by which its rank's own times are too long."""
     events, lateness_of = replay.events, _late_to_messages(table)
-    steps = np.unique([step for _, step in lateness_of if first <= step < last]).tolist()
+    steps = np.unique([step for _, step in lateness_of if first <= step < stop]).tolist()
     if not steps:
         return []
     ranks = sorted({rank for rank, _ in lateness_of})
     parts = (ranks[start : start + _CHUNK] for start in range(0, len(ranks), _CHUNK))
-    chunks = (tables.read(SpanTable, first, last, part) for part in parts)
+    chunks = (tables.read(SpanTable, first, stop, part) for part in parts)
     times = like_module_times(chunks, own_time)
     is_counted = times.excess_ns > np.maximum(COUNTED_NOISES * times.noise_ns, 0)
     # The variation of a rank without step numbers is unknown.
@@ -182,7 +182,7 @@ def late_senders(
     for rank, _ in excess_by_rank.most_common(_MAX_CANDIDATES):
         own_steps = [step for late_rank, step in totals if late_rank == rank]
         rows = np.flatnonzero(is_counted & (times.rank == rank) & np.isin(times.step, own_steps))
-        cuts[rank] = _cut_of_modules(events, times, rows, tables.read(SpanTable, first, last, [rank]), own_time)
+        cuts[rank] = _cut_of_modules(events, times, rows, tables.read(SpanTable, first, stop, [rank]), own_time)
     saved = {rank: replay.saved_by_step(cut_ns) for rank, cut_ns in cuts.items()}
     bounds = tables.bounds()
 
@@ -284,15 +284,15 @@ _VERDICTS: tuple[LateVerdict, ...] = ("even", "cannot tell", "late")
 """The verdicts, the most significant last."""
 
 
-def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
-    """Return the findings of the steps from `first` to before `last`."""
+def find_late(tables: RankTables, first: int, stop: int) -> PartOfRun:
+    """Return the findings of the steps from `first` to before `stop`."""
     # Starts one step earlier: a rank's time before its first collective starts at its previous one.
-    table = tables.read(CollectiveTable, first - 1, last)
+    table = tables.read(CollectiveTable, first - 1, stop)
     own_time = OwnTime(table)
     arrivals = find_arrivals(table, own_time)
     in_steps = arrivals.step >= first
     arrivals = Arrivals._make(column[in_steps] for column in arrivals)
-    ends = tables.read(StepTable, first - 1, last)
+    ends = tables.read(StepTable, first - 1, stop)
     duration, last_end = step_durations(ends), int(ends.step.max(initial=-1))
     step_findings = late_steps(arrivals, tables.bounds())
     modules = _modules_of(arrivals, step_findings, tables, own_time)
@@ -307,7 +307,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
         if late_step.finding.verdict == "late":
             cut_ns = without_excess(events, arrivals, late_step.slower.tolist())
             cuts[late_step.finding.rank] = np.maximum(cuts[late_step.finding.rank], cut_ns)
-    for finding, cut_ns in late_senders(table, own_time, replay, tables, first=first, last=last):
+    for finding, cut_ns in late_senders(table, own_time, replay, tables, first=first, stop=stop):
         if finding.step not in by_step or _weight(finding) > _weight(by_step[finding.step]):
             by_step[finding.step] = finding
             if finding.verdict == "late":

@@ -119,28 +119,28 @@ class _Process(NamedTuple):
         )
 
 
-def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes | None:
-    """Return the work and waits of a job in the steps from `first` to before `last`; None if the job has one role."""
+def role_times(worlds: Sequence[RankTables], first: int, stop: int) -> RoleTimes | None:
+    """Return the work and waits of a job in the steps from `first` to before `stop`; None if the job has one role."""
     processes = {
         world << RANK_BITS | rank: (role, rank)
         for world, tables in enumerate(worlds)
         for rank, role in tables.roles.items()
         if role
     }
-    edges = _step_ends(worlds, first, last)
+    edges = _step_ends(worlds, first, stop)
     if len({role for role, _ in processes.values()}) < 2 or len(edges) < 2:
         return None
     waits: list[_Waits] = []
     activity: dict[int, _Process] = {}
     for world, tables in enumerate(worlds):
-        table, base = tables.read(CollectiveTable, first - 1, last), world << RANK_BITS
+        table, base = tables.read(CollectiveTable, first - 1, stop), world << RANK_BITS
         by_messages = _waits_by_messages(table)
         waits.append(by_messages._replace(process=by_messages.process | base, target=by_messages.target | base))
         blocks = take(table, (table.kind != CALL) | (table.done_ns >= 0) & (table.done_ns <= table.end_ns))
-        ranges = tables.read(RangeTable, first - 1, last)
+        ranges = tables.read(RangeTable, first - 1, stop)
         is_wait = np.array([place.startswith(_WAIT_RANGE_PREFIXES) for place in ranges.places] or [False])[ranges.place]
         is_work = ~np.isin(ranges.category, [CATEGORIES.index("communication"), CATEGORIES.index("torch")])
-        spans = tables.read(SpanTable, first - 1, last)
+        spans = tables.read(SpanTable, first - 1, stop)
         for rank in tables.roles:
             in_wait = take(ranges, is_wait & (ranges.rank == rank))
             blocked = take(blocks, blocks.rank == rank)
@@ -163,9 +163,9 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
     return RoleTimes(processes, np.diff(edges), wait_ns, work_ns)
 
 
-def _step_ends(worlds: Sequence[RankTables], first: int, last: int) -> Int64Array:
+def _step_ends(worlds: Sequence[RankTables], first: int, stop: int) -> Int64Array:
     """Return the step ends of the process with the longest median step, among those that last half of the run."""
-    tables = [tables.read(StepTable, first - 1, last) for tables in worlds]
+    tables = [tables.read(StepTable, first - 1, stop) for tables in worlds]
     ends = [np.sort(table.end_ns[table.rank == rank]) for table in tables for rank in np.unique(table.rank)]
     longest = max((int(np.ptp(rank_ends)) for rank_ends in ends), default=0)
     candidates = [rank_ends for rank_ends in ends if len(rank_ends) > 1 and 2 * np.ptp(rank_ends) >= longest]

@@ -52,7 +52,7 @@ def assemble_timeline(
     the result of `describe_open`.
     """
     snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
-    lost_counts = modules.unfinished, modules.unstarted, modules.unattributed
+    lost_counts = modules.unfinished_count, modules.unstarted_count, modules.unattributed_count
     field = snapshot.metadata.get
     process = Process(field("pid", 0), field("rank"), field("program", "python"), field("role", ""))
     tracks = [Track(("forward", "backward")[key % 2], *lookup.threads[key // 2], process) for key in modules.tracks]
@@ -68,7 +68,7 @@ def assemble_timeline(
         counters=counters,
         # The host's name is for whoever watches the ring; a trace may be sent to others.
         metadata=fit_metadata({key: v for key, v in snapshot.metadata.items() if key not in ("host", FIRST_STEP)})
-        | {contents.WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, modules.spans)}
+        | {contents.WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, modules.span_count)}
         | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
         | ({contents.MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({contents.COUNTED: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
@@ -199,13 +199,13 @@ class ModuleSpans(NamedTuple):
     """The spans of modules, and the counters sampled meanwhile."""
 
     columns: dict[str, AnyArray]  # columns of `Slices`, in the order of start; empty in joined parts of a ring
-    spans: int  # number of spans, even if `columns` is empty
+    span_count: int  # number of spans, even if `columns` is empty
     tracks: Sequence[int]  # per track: twice the thread's index in the name table, plus one for a backward track
     args: Args  # values that few spans have
     evaluations: Evaluations  # the evaluations of threads
-    unfinished: int  # number of spans without their end
-    unstarted: int  # number of spans without their start
-    unattributed: int  # number of runs of nodes without a known call
+    unfinished_count: int  # number of spans without their end
+    unstarted_count: int  # number of spans without their start
+    unattributed_count: int  # number of runs of nodes without a known call
     counters: Mapping[int, Samples]  # samples of each counter, by the number of its text
     flops: tuple[int, int] = (0, 0)  # FLOPs counted outside modules, and the number of spans with unknown FLOPs
 
@@ -234,13 +234,13 @@ def decode_modules(
     }
     return ModuleSpans(
         columns={field: column.astype(slices.DTYPES[field], copy=False) for field, column in columns.items()},
-        spans=len(track),
+        span_count=len(track),
         tracks=[*tracks],
         args={**_find_args(analysis, rows, parent), **({} if flops is None else flops.args)},
         evaluations=find_evaluations(analysis, rows),
-        unfinished=int(np.count_nonzero(~rows["has_end"])),
-        unstarted=int(np.count_nonzero(~rows["has_start"])),
-        unattributed=count_outside_runs(analysis.intervals, analysis.call_of_node),
+        unfinished_count=int(np.count_nonzero(~rows["has_end"])),
+        unstarted_count=int(np.count_nonzero(~rows["has_start"])),
+        unattributed_count=count_outside_runs(analysis.intervals, analysis.call_of_node),
         counters=find_samples(analysis),
         flops=(0, 0) if flops is None else flops[1:],
     )
@@ -255,7 +255,10 @@ def join_modules(parts: Sequence[ModuleSpans]) -> ModuleSpans:
         order = np.argsort(time, kind="stable")
         counters[name] = time[order], value[order]
     evaluations = Evaluations(*map(np.concatenate, zip(*(part.evaluations for part in parts), strict=True)))
-    counts = [(part.spans, part.unfinished, part.unstarted, part.unattributed, *part.flops) for part in parts]
+    counts = [
+        (part.span_count, part.unfinished_count, part.unstarted_count, part.unattributed_count, *part.flops)
+        for part in parts
+    ]
     spans, unfinished, unstarted, unattributed, outside, unknown = map(sum, zip(*counts, strict=True))
     lost_counts = unfinished, unstarted, unattributed
     return ModuleSpans({}, spans, parts[-1].tracks, {}, evaluations, *lost_counts, counters, (outside, unknown))

@@ -130,7 +130,7 @@ class RingPieces:
     @property
     def spans(self) -> int:
         """The number of module spans in the pieces so far."""
-        return sum(modules.spans for modules in self._seen) if self.joined is None else len(self.joined.columns)
+        return sum(modules.span_count for modules in self._seen) if self.joined is None else len(self.joined.columns)
 
     def _analyses(self) -> Iterator[RingAnalysis]:
         """Yield the events of the pieces in `part`, and only the samples of the other pieces, in order."""

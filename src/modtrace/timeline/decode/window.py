@@ -80,14 +80,14 @@ class _StepEnd(NamedTuple):
     number: int
 
 
-def build_around(read: pieces.ReadRing, serials: range, first: int | None, last: int | None) -> Timeline | None:
+def build_around(read: pieces.ReadRing, serials: range, first: int | None, stop: int | None) -> Timeline | None:
     """Return the timeline of the selected steps of a large ring and a few around them.
 
     None if there are no such steps, if they are most of the ring, if the ring is not large, or if its steps have no
     ends. A negative number counts from the end.
     """
     probe = _RingProbe(read, serials)
-    window_and_calls = probe.find_window(first or 0, INT64_MAX if last is None else last) if probe.is_large else None
+    window_and_calls = probe.find_window(first or 0, INT64_MAX if stop is None else stop) if probe.is_large else None
     if window_and_calls is None:
         return None
     window, open_calls = window_and_calls
@@ -187,14 +187,14 @@ class _RingProbe:
                 high, stop = middle, end.serial + 1
         return start, stop
 
-    def find_window(self, first: int, last: int) -> tuple[range, Events] | None:
+    def find_window(self, first: int, stop_step: int) -> tuple[range, Events] | None:
         """Return the serial numbers of the selected steps and a few around them, and the enters of calls around these.
 
         Except for those calls, no event inside belongs to one outside. A negative number counts from the end.
         """
         ring, count = self._serials, self.last.number + 1
         low = first if first >= 0 else count + first
-        high = last if min(first, last) >= 0 else INT64_MAX  # counting from the end needs the end
+        high = stop_step if min(first, stop_step) >= 0 else INT64_MAX  # counting from the end needs the end
         if not (self.first.number <= high and low <= count and low < high):
             return None
         start, stop = (

@@ -27,9 +27,9 @@ _CPU = "cpu "
 class SpanFlops(NamedTuple):
     """The FLOPs, or bytes, of each span; arrays of equal length."""
 
-    total: Int64Array  # int64, with inner spans of the same phase; 0 if unknown
+    total_flops: Int64Array  # int64, with inner spans of the same phase; 0 if unknown
     self_flops: Int64Array  # int64, without inner spans
-    known: BoolArray  # bool, False if the FLOPs are unknown
+    is_known: BoolArray  # bool, False if the FLOPs are unknown
 
     def in_steps(self, columns: Slices, step: Int64Array, numbers: Int64Array) -> Int64Array:
         """Return int64[phases, steps], the FLOPs in each of the steps `numbers`."""

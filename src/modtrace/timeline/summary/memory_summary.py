@@ -104,7 +104,7 @@ class MeasuredMemory(NamedTuple):
     holders: Holders  # holders at the peak of the piece
     step: int | None  # number of the step with the peak; None if it is outside steps
     growth_bytes: Mapping[str, int]  # growth of each place outside modules, if memory grows there
-    steps: int  # number of steps
+    step_count: int  # number of steps
 
 
 def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> MeasuredMemory | None:
@@ -112,7 +112,7 @@ def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> M
     calls, holders = measure_calls(timeline), find_holders(timeline)
     if calls is None or holders is None:
         return None
-    columns, is_known = timeline.columns, calls.known
+    columns, is_known = timeline.columns, calls.is_known
     phase, group = columns.phase[is_known].astype(np.int64), groups.of_name[columns.name[is_known]]
     amounts, count = np.unique(np.stack([phase, group, calls.retained_bytes[is_known]]), axis=1, return_counts=True)
     peaks = np.full((len(PHASES), len(groups)), _NONE)
@@ -135,7 +135,7 @@ def _place_of_growth(pieces: Sequence[MeasuredMemory], step_growth: int) -> str:
     growth: Counter[str] = Counter()
     for piece in pieces:
         growth.update(piece.growth_bytes)
-    steps = max(sum(piece.steps for piece in pieces), 1)
+    steps = max(sum(piece.step_count for piece in pieces), 1)
     place = min(growth, key=lambda place: abs(growth[place] / steps - step_growth), default="")
     is_near = abs(growth[place] / steps - step_growth) <= _MAX_GROWTH_DIFFERENCE * step_growth
     return place if is_near else ""

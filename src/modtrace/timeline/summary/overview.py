@@ -111,11 +111,11 @@ _MIN_OPEN_SECONDS = 0.001
 class SpanCounts(NamedTuple):
     """Counts of the spans of a timeline, or of a piece of it."""
 
-    spans: int  # number of spans
-    incomplete: int  # number of incomplete spans
+    span_count: int  # number of spans
+    incomplete_count: int  # number of incomplete spans
     roots: Counter[int]  # outermost spans by name, as index into the names of the timeline
-    used: set[int]  # the indices of all names
-    rerun: set[int]  # the indices of the names of outermost recomputed spans
+    used_names: set[int]  # the indices of all names
+    rerun_names: set[int]  # the indices of the names of outermost recomputed spans
     communication: Mapping[str, OperatorTotals]  # collectives by operator
     own_communication: Mapping[str, OperatorTotals]  # collectives of the first process, whose steps count
     compiled: Mapping[str, int]  # number of modules inside each compiled module or function
@@ -124,11 +124,11 @@ class SpanCounts(NamedTuple):
     def joined(cls, pieces: Sequence[SpanCounts]) -> SpanCounts:
         """Return the counts of several pieces of a timeline."""
         return cls(
-            sum(piece.spans for piece in pieces),
-            sum(piece.incomplete for piece in pieces),
+            sum(piece.span_count for piece in pieces),
+            sum(piece.incomplete_count for piece in pieces),
             sum((piece.roots for piece in pieces), Counter[int]()),
-            set().union(*(piece.used for piece in pieces)),
-            set().union(*(piece.rerun for piece in pieces)),
+            set().union(*(piece.used_names for piece in pieces)),
+            set().union(*(piece.rerun_names for piece in pieces)),
             _sum_by_operator(item for piece in pieces for item in piece.communication.items()),
             _sum_by_operator(item for piece in pieces for item in piece.own_communication.items()),
             {name: count for piece in pieces for name, count in piece.compiled.items()},
@@ -143,11 +143,11 @@ def count_spans(timeline: Timeline) -> SpanCounts:
     collectives = timeline.collectives
     reruns = (columns.phase == RECOMPUTE) & (is_root | (columns.phase[columns.parent] != RECOMPUTE))
     return SpanCounts(
-        spans=len(columns),
-        incomplete=int(np.count_nonzero(~columns.complete)),
+        span_count=len(columns),
+        incomplete_count=int(np.count_nonzero(~columns.complete)),
         roots=Counter(dict(zip(roots.tolist(), counts.tolist(), strict=True))),
-        used=set(np.unique(columns.name).tolist()),
-        rerun=set(np.unique(columns.name[reruns]).tolist()),
+        used_names=set(np.unique(columns.name).tolist()),
+        rerun_names=set(np.unique(columns.name[reruns]).tolist()),
         communication=sum_up_communication(collectives),
         own_communication=sum_up_communication(collectives, first_process_tracks(timeline)[collectives.track]),
         compiled={name: len(modules) for name, modules in compiled_names(timeline).items()},
@@ -160,19 +160,19 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
     roots = Counter[str]()
     for name, count in sorted(counts.roots.items()):
         roots[names[name].fqn] += count
-    fqns = list(dict.fromkeys(names[name].fqn for name in sorted(counts.used)))
+    fqns = list(dict.fromkeys(names[name].fqn for name in sorted(counts.used_names)))
     outer = outer_modules(fqns)
-    rerun_modules = {names[name].fqn: names[name].module_class for name in sorted(counts.rerun)}
+    rerun_modules = {names[name].fqn: names[name].module_class for name in sorted(counts.rerun_names)}
     losses = {name: count for name, count in timeline.stats.items() if count and name != "recorded"}
     return Overview(
         roots=[root for root, _ in roots.most_common() if not outer[root]],
         processes=list(dict.fromkeys(track.process.name for track in timeline.tracks)),
         engine=str(timeline.metadata.get("engine", "")),
         torch=str(timeline.metadata.get("torch", "")),
-        spans=counts.spans,
+        spans=counts.span_count,
         modules=len(fqns),
         losses=losses
-        | ({"incomplete": counts.incomplete} if counts.incomplete else {})
+        | ({"incomplete": counts.incomplete_count} if counts.incomplete_count else {})
         | {name: missing for name in (MISSING_BYTES, LEFT_OUT) if (missing := timeline.metadata.get(name))},
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=counts.communication,

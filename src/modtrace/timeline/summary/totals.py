@@ -73,7 +73,7 @@ class _Spans(NamedTuple):
     group: Int64Array  # int64[spans], the span's group
     in_backward: BoolArray  # bool[spans], True if the span ran inside backward
     timed: Int64Array  # indices of the outermost spans of each group, without spans that ran inside backward
-    counts: BoolArray  # bool[spans], True in a step outside evaluations, and in other processes
+    is_counted: BoolArray  # bool[spans], True in a step outside evaluations, and in other processes
     step: Int64Array  # int64[spans], the span's step; -2 in other processes
 
 
@@ -122,19 +122,19 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
         return None
     flops, nbytes, rerun = span_flops
     columns, count = timeline.columns, len(spans.groups)
-    in_backward = _add_up(columns, spans, rerun.total, rerun.self_flops)
-    total = _add_up(columns, spans, flops.total, flops.self_flops)
+    in_backward = _add_up(columns, spans, rerun.total_flops, rerun.self_flops)
+    total = _add_up(columns, spans, flops.total_flops, flops.self_flops)
     total[[BACKWARD, RECOMPUTE]] += [-in_backward[BACKWARD], in_backward[BACKWARD]]
     cell = columns.phase, spans.group
     spans_in_phase, known, self_flops = (
-        sums_at((len(PHASES), count), cell, values) for values in (1, flops.known, flops.self_flops)
+        sums_at((len(PHASES), count), cell, values) for values in (1, flops.is_known, flops.self_flops)
     )
     numbers = steps.columns.step
-    step = np.where(spans.counts, spans.step, -1)
+    step = np.where(spans.is_counted, spans.step, -1)
     in_steps = flops.in_steps(columns, step, numbers)
     rerun_in_steps = rerun.in_steps(columns, step, numbers)[BACKWARD]
     in_steps[[BACKWARD, RECOMPUTE]] += [-rerun_in_steps, rerun_in_steps]
-    moved = _add_up(columns, spans, nbytes.total, nbytes.self_flops)
+    moved = _add_up(columns, spans, nbytes.total_flops, nbytes.self_flops)
     return GroupFlops(spans_in_phase, known, total, self_flops, in_backward, moved, in_steps)
 
 
@@ -178,7 +178,7 @@ def _count_calls(
         return sums_at((2, len(spans.groups)), cell, 1 if values is None else values[rows])
 
     is_own = spans.step != _OTHER_PROCESS
-    calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & is_own & ~spans.in_backward)
+    calls = np.flatnonzero((columns.phase == FORWARD) & spans.is_counted & is_own & ~spans.in_backward)
     has_backward = np.isin(columns.link[calls], columns.link[columns.phase == BACKWARD]) & (columns.link[calls] >= 0)
     alone, backed = calls[~has_backward], calls[has_backward]
     outermost, growth_ns = alone[columns.depth[alone] == 0], np.zeros(len(columns), np.int64)
@@ -279,7 +279,7 @@ def _sum_up(
     summary = Summary(
         rows,
         len(rows),
-        counts.incomplete,
+        counts.incomplete_count,
         timeline.stats.overwritten,
         overview=describe_recording(timeline, counts)._replace(step_by=divided.bounds.step_by),
         steps=steps,

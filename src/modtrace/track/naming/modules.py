@@ -114,34 +114,34 @@ class Wrapping(NamedTuple):
     """The way in which the modules of a class wrap other modules."""
 
     attribute: str  # name under which they hold the wrapped module
-    works: bool  # whether they do work of their own, as DistributedDataParallel does; else they only pass calls on
+    does_work: bool  # whether they do work of their own, as DistributedDataParallel does; else they only pass calls on
 
 
 _WRAPPERS = {
-    ("torch._dynamo.eval_frame", "OptimizedModule"): Wrapping("_orig_mod", works=False),
-    ("torch.nn.parallel.distributed", "DistributedDataParallel"): Wrapping("module", works=True),
-    ("torch.nn.parallel.data_parallel", "DataParallel"): Wrapping("module", works=True),
+    ("torch._dynamo.eval_frame", "OptimizedModule"): Wrapping("_orig_mod", does_work=False),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): Wrapping("module", does_work=True),
+    ("torch.nn.parallel.data_parallel", "DataParallel"): Wrapping("module", does_work=True),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): Wrapping(
-        "_fsdp_wrapped_module", works=True
+        "_fsdp_wrapped_module", does_work=True
     ),
     ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper"): Wrapping(
-        "_checkpoint_wrapped_module", works=False
+        "_checkpoint_wrapped_module", does_work=False
     ),
-    ("torch.optim.swa_utils", "AveragedModel"): Wrapping("module", works=False),
-    ("timm.utils.model_ema", "ModelEmaV2"): Wrapping("module", works=False),
-    ("timm.utils.model_ema", "ModelEmaV3"): Wrapping("module", works=False),
-    ("apex.parallel.distributed", "DistributedDataParallel"): Wrapping("module", works=True),
-    ("megatron.core.distributed.data_parallel_base", "_BaseDataParallel"): Wrapping("module", works=True),
-    ("megatron.core.transformer.module", "Float16Module"): Wrapping("module", works=True),
-    ("peft.peft_model", "PeftModel"): Wrapping("base_model", works=False),
-    ("peft.mixed_model", "PeftMixedModel"): Wrapping("base_model", works=False),
-    ("peft.tuners.tuners_utils", "BaseTuner"): Wrapping("model", works=False),
-    ("lightning.fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", works=False),
-    ("lightning_fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", works=False),
+    ("torch.optim.swa_utils", "AveragedModel"): Wrapping("module", does_work=False),
+    ("timm.utils.model_ema", "ModelEmaV2"): Wrapping("module", does_work=False),
+    ("timm.utils.model_ema", "ModelEmaV3"): Wrapping("module", does_work=False),
+    ("apex.parallel.distributed", "DistributedDataParallel"): Wrapping("module", does_work=True),
+    ("megatron.core.distributed.data_parallel_base", "_BaseDataParallel"): Wrapping("module", does_work=True),
+    ("megatron.core.transformer.module", "Float16Module"): Wrapping("module", does_work=True),
+    ("peft.peft_model", "PeftModel"): Wrapping("base_model", does_work=False),
+    ("peft.mixed_model", "PeftMixedModel"): Wrapping("base_model", does_work=False),
+    ("peft.tuners.tuners_utils", "BaseTuner"): Wrapping("model", does_work=False),
+    ("lightning.fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", does_work=False),
+    ("lightning_fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", does_work=False),
 }
 """Wrappers, by module and name of their class or of one of its bases."""
 
-_FORWARDING_WRAPPINGS = tuple(Wrapping(attribute, works=True) for attribute in ("module", "_module"))
+_FORWARDING_WRAPPINGS = tuple(Wrapping(attribute, does_work=True) for attribute in ("module", "_module"))
 """Wrappings for modules of any other library that look up missing attributes in a module that they hold."""
 
 _ATTRIBUTES = frozenset(wrapping.attribute for wrapping in (*_WRAPPERS.values(), *_FORWARDING_WRAPPINGS))
@@ -187,7 +187,7 @@ def wrapped_in(wrapper: nn.Module, *, by_workers: bool) -> Iterator[nn.Module]:
         seen.add(id(wrapper))
         yield wrapper
         wrapping = wrapping_of(wrapper)
-        if wrapping is not None and (by_workers or not wrapping[1].works):
+        if wrapping is not None and (by_workers or not wrapping[1].does_work):
             wrapper = wrapping[0]
 
 

@@ -53,7 +53,7 @@ class LiveGraphTask:
     id: int  # torch's id of the graph task
     nesting_depth: int  # value of `backward_nesting_depth` when it started
     call: Call | None = None  # call whose nodes run; None between calls
-    ended: bool = False  # whether the graph task has ended
+    has_ended: bool = False  # whether the graph task has ended
     # The open calls whose `post_bw` hook was called already, since all their input gradients were known.
     notified: set[Call] = field(default_factory=set)
     # The input gradients of other open calls; None for a gradient that is not known yet.

@@ -196,7 +196,11 @@ class Follower(SegmentHooks[LiveThread]):
             return
         last = thread.graph_tasks[-1]
         for task in reversed(thread.graph_tasks):
-            if task.call is not None and not task.ended and (task is last or task.nesting_depth < last.nesting_depth):
+            if (
+                task.call is not None
+                and not task.has_ended
+                and (task is last or task.nesting_depth < last.nesting_depth)
+            ):
                 yield from task.call.chain()
 
     def _on_node(self, call: Call | None, gradient: Tensor) -> None:
@@ -223,7 +227,7 @@ class Follower(SegmentHooks[LiveThread]):
         tasks[:] = [
             task
             for task in tasks
-            if not task.ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
+            if not task.has_ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
         ]
         for task in tasks:
             if task.id == graph_task_id:
@@ -247,8 +251,8 @@ class Follower(SegmentHooks[LiveThread]):
                 thread.graph_tasks.append(task)
             while task.call is not None:
                 self._end_backward(task, None)
-            task.ended = True
-        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.ended]
+            task.has_ended = True
+        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.has_ended]
 
     def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
         """End the backward of calls that are not `call` or around it; start that of `call` and of calls around it."""
