@@ -49,13 +49,18 @@ def map_in_processes(
     """
     tasks = list(items)
     if executor is not None:
-        yield from _map(executor, function, tasks, "the executor can do no more, as one of its workers was lost")
+        yield from _map(
+            executor,
+            function,
+            tasks,
+            "the executor lost a worker and accepts no more work; restart its workers and run this again",
+        )
     elif min(processes, len(tasks)) <= 1:
         for item in tasks:
             yield item, function(item)
     else:
         with ProcessPoolExecutor(min(processes, len(tasks)), get_context("spawn"), _end_when_interrupted) as pool:
-            message = "a process was killed, most often because memory ran out; try with fewer"
+            message = "a worker process was killed, most often because memory ran out; use fewer processes"
             yield from _map(pool, function, tasks, message)
 
 

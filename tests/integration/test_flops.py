@@ -649,5 +649,5 @@ def test_without_the_native_engine_flops_are_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(RecordingError, match="flops needs the native engine; give engine='native' or 'auto'"):
         modtrace.record(flops=True, engine="python")
     monkeypatch.setattr(capture, "why_unavailable", lambda: "it is not built")
-    with pytest.raises(EngineError, match="flops needs the native engine; make it by `modtrace build`"):
+    with pytest.raises(EngineError, match="only the native engine counts FLOPs; run `modtrace build`"):
         modtrace.record(flops=True).start()

@@ -275,10 +275,10 @@ def test_a_mark_that_is_no_text_is_an_error_at_the_call(engine: EngineName) -> N
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (b"a.json", "bytes; give it as text"),
-        (3, "int; give it as text"),
-        (nn.Linear(1, 1), "Linear; give it as text"),
-        ("a\0.json", "holds no NUL"),
+        (b"a.json", "bytes; pass a str or a pathlib.Path"),
+        (3, "int; pass a str"),
+        (nn.Linear(1, 1), "Linear; pass a str"),
+        ("a\0.json", "remove the NUL character"),
     ],
 )
 def test_paths_that_are_no_paths_are_refused(option: str, value: Any, message: str) -> None:

@@ -131,7 +131,7 @@ def kill_itself(*_: object) -> None:
 def test_an_executor_that_breaks_is_reported(run: Path, tmp_path: Path) -> None:
     with (
         ProcessPoolExecutor(1, get_context("spawn"), kill_itself) as pool,
-        pytest.raises(ModtraceError, match="the executor can do no more, as one of its workers was lost"),
+        pytest.raises(ModtraceError, match="the executor lost a worker and accepts no more work"),
     ):
         packing.pack(find_rank_recordings(run), tmp_path / "dataset", executor=pool)
 

@@ -301,8 +301,8 @@ def test_nothing_is_found_within_the_noise() -> None:
     comparison = compare_runs(few[:1], few[1:], {})
     assert comparison.findings_lines == []
     assert comparison.sentence == (
-        "6 steps a side or more tell whether any module of 13 is slower or faster; whether the step changed is not "
-        "clear"
+        "record 6 or more steps a side to see whether any module of 13 is slower or faster; whether the step changed "
+        "is not clear"
     )
 
 

@@ -50,7 +50,7 @@ def test_calls_of_threads_that_stop_each_other_in_one_module_or_another() -> Non
 
     assert finding[:3] == ("calls of 2 threads wait for each other", None, None)
     assert finding.ns_per_step == 16 * MS
-    assert finding.evidence.startswith("2.0 calls run at a time; one takes 20 ms, and 4 ms where each module takes its")
+    assert finding.evidence.startswith("2.0 calls run at a time; one takes 20 ms, but only 4 ms if each module")
     assert finding.next == "modtrace summary TRACE --by step"
 
 

@@ -68,5 +68,5 @@ def test_an_interrupt_ends_what_was_begun_and_all_else(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_is_told() -> None:
-    with pytest.raises(ModtraceError, match="a process was killed, most often because memory ran out"):
+    with pytest.raises(ModtraceError, match="a worker process was killed, most often because memory ran out"):
         list(map_in_processes(kill_own_process, range(4), 2))

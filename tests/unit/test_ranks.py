@@ -287,7 +287,7 @@ def test_a_ring_without_its_end_is_left_out_for_it_knows_no_clock(left: int, tmp
 
     os.truncate(tmp_path / "2.modtrace", 4096 + 1024 * 32 + 1)  # so much of the log that its file may be still written
     done = CliRunner().invoke(commands, ["ranks", "slow", str(tmp_path)])
-    assert "2.modtrace: has no clock records" in done.output
+    assert "2.modtrace: the ring has no clock records" in done.output
 
 
 def test_wrong_usage_is_told(tmp_path: Path) -> None:

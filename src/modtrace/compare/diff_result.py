@@ -275,7 +275,7 @@ class Diff:
         is_few = min(self.base_steps, self.new_steps) < MIN_STEPS_FOR_VERDICT
         changed = f"{'other ' if other_counts else ''}{self.by} of {modules:,} is slower or faster"
         parts = parts or [
-            f"{MIN_STEPS_FOR_VERDICT} steps a side or more tell whether any {changed}"
+            f"record {MIN_STEPS_FOR_VERDICT} or more steps a side to see whether any {changed}"
             if is_few
             else f"no {changed} beyond the noise"
         ]
@@ -340,32 +340,36 @@ class Diff:
         """Sentences about the machine's change, the noise, and reasons for a missing verdict."""
         notes = []
         if min(self.base_steps, self.new_steps) < MIN_STEPS_FOR_VERDICT:
-            notes.append(f"fewer than {MIN_STEPS_FOR_VERDICT} steps on a side: too few for any verdict")
+            notes.append(f"a side has fewer than {MIN_STEPS_FOR_VERDICT} steps: there are no verdicts; record more")
         if not self.compared:
-            notes.append("no module is in enough recordings of both sides: no time can be compared")
+            notes.append("no module is in enough recordings of both sides, so no times are compared")
         elif self.compared < MIN_MODULES:
-            notes.append("too few modules to know the machine's speed: it is in all differences")
+            notes.append(
+                "too few modules to measure the machine's speed: a faster or slower machine changes all differences"
+            )
         else:
             direction = "slower" if self.common_ratio >= 1 else "faster"
-            machine = f", as on a {direction} machine: each module and part is compared with that, "
+            machine = f", as on a {direction} machine: each module and part is compared with this, "
             machine = (
                 f"{machine}and shown without it; the step is not" if self.common_cause in {"machine", "unknown"} else ""
             )
-            single = "; one recording a side cannot tell it from a change of all modules" if self.runs == (1, 1) else ""
+            single = (
+                "; with one recording a side, a change of all modules looks the same" if self.runs == (1, 1) else ""
+            )
             reasons = CAUSES[self.common_cause][1:] or [single]
             notes.append(f"modules in general became {self._common_change}{machine}{reasons[0]}")
         if self.parts:
-            notes.append("each time is the mean of its own faster half of the steps: parts do not add up to the step")
+            notes.append(
+                "each time is the mean of the faster half of its steps, so the parts do not add up to the step"
+            )
         if self.compared:
             notes.append(f"noise: a module differs by {self.spread:.1%} between recordings")
         if any(self.copies):
-            notes.append(f"{counted(sum(self.copies), 'recording')} left out: a copy says nothing new")
+            notes.append(f"{counted(sum(self.copies), 'recording')} left out as copies of others")
         if self.on_both_sides:
             is_same = (self.on_both_sides, self.on_both_sides) == self.runs
             shared = f"{counted(self.on_both_sides, 'recording')} on both sides"
-            notes.append(
-                f"{'both sides hold the same recordings' if is_same else shared}: they say nothing of a change"
-            )
+            notes.append(f"{'both sides have the same recordings' if is_same else shared}: they cannot show a change")
         parts = [
             f"{change.fqn} {change.phase} ({count} of {runs} {side})"
             for change in self.changes

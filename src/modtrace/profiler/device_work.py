@@ -83,9 +83,9 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
         return events, []
     cut_ms = float((old_end - end).sum()) / 1e6
     note = (
-        f"{cut_count:,} kernels, memcpys and memsets go on while the next one of their stream begins and ends, or "
-        f"after the profiler stopped: {cut_ms:,.3f} ms of them are left out, as no device works so; profile again, or "
-        "with a newer driver, for their true ends"
+        f"{cut_count:,} kernels, memcpys and memsets overlap the next one of their stream or last until after the "
+        f"profiler stopped, which no device does: their ends are wrong, and {cut_ms:,.3f} ms were cut off; profile "
+        "again, if need be with a newer driver, to get the true ends"
     )
     # The last end of a slice that is not work of a device, and of the cut work.
     kinds = (events.ops, events.plain_ops, events.nodes, events.launches, events.modules, events.regions, events.steps)

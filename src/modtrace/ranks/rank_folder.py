@@ -431,7 +431,10 @@ class JobTime:
         for file in unmapped:
             if file.rank not in self._times:
                 if file.is_ring and all(record["kind"] != "anchor" for record in records[file.rank]):
-                    raise ModtraceError(f"{file.path}: has no clock records; copy the ring again, or move it away")
+                    raise ModtraceError(
+                        f"{file.path}: the ring has no clock records, so its times fit no other rank; copy it again, "
+                        "or move it out of the folder"
+                    )
                 by_wall = partial(_offset_by_wall_clock, anchors.get(file.rank))
                 clock = _own_clock(file.rank)
                 self._times[file.rank] = RankTime(file.rank, clock, "wall clock", by_wall, _wall_clock_bound)

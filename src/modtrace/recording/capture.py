@@ -203,14 +203,19 @@ def choose_engine(option: EngineName) -> EngineKind:
 def make_engine(name: EngineKind, ring: Ring, on_error: OnError, options: EngineOptions) -> NativeEngine | PythonEngine:
     """Return a new engine; start it to write events.
 
-    Raises EngineError if the native engine cannot be loaded, or the Python engine shall count FLOPs.
+    Raises EngineError if the native engine cannot be loaded, or the Python engine is to count FLOPs.
     """
     if name == "native":
         return NativeEngine(ring, on_error, options)
     if options.flops:
-        raise EngineError("flops needs the native engine; make it by `modtrace build`, or see `modtrace doctor`")
+        raise EngineError(
+            "only the native engine counts FLOPs; run `modtrace build` to build it, or `modtrace doctor` to see why it "
+            "is missing"
+        )
     for option in options.native_only:
-        warn_without(option, "the Python engine has none; `modtrace doctor` says why the native one is not used")
+        warn_without(
+            option, "only the native engine records it; run `modtrace doctor` to see why that engine is not used"
+        )
     return PythonEngine(ring, on_error, options)
 
 

@@ -86,10 +86,10 @@ class OutputPath:
         text: object = os.fspath(path) if isinstance(path, os.PathLike) else path
         if not isinstance(text, str):
             raise RecordingError(
-                f"{name} is of {type(path).__name__}; give it as text or as a pathlib.Path; a model is given as model="
+                f"{name} is of type {type(path).__name__}; pass a str or a pathlib.Path (pass a model as model=)"
             )
         if "\0" in text:
-            raise RecordingError(f"{name} is {path!r}; the name of a file holds no NUL")
+            raise RecordingError(f"{name} is {path!r}; remove the NUL character, which no file name can contain")
         self.path = expand_path(text, os.environ)
         self._is_shared = is_shared(text, os.environ)
 

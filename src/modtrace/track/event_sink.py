@@ -96,7 +96,7 @@ def warn_once(text: str) -> None:
 
 def warn_without(option: str, reason: str) -> None:
     """Log the reason why a chosen option records nothing; the recording goes on."""
-    logging.getLogger("modtrace").warning("%s: %s; the recording has none", option, reason)
+    logging.getLogger("modtrace").warning("%s: %s; the recording goes on without it", option, reason)
 
 
 def describe_thread() -> tuple[str, int]:

@@ -185,7 +185,7 @@ class _Handler(LocalHandler):
         owner = self.server.owner
         # The check stops DNS rebinding: a foreign name that resolves to 127.0.0.1 is another Host.
         if self.headers.get_all("Host", []) not in ([f"127.0.0.1:{owner.port}"], [f"localhost:{owner.port}"]):
-            self.send_error(HTTPStatus.FORBIDDEN, "another Host")
+            self.send_error(HTTPStatus.FORBIDDEN, "the Host header must be 127.0.0.1 or localhost with this port")
         elif _equal(self.path, owner.launch_path):
             self._send_to_page(owner)
         elif _equal(self.path, owner.path):

@@ -38,9 +38,9 @@ def find_calls_at_once(rule_input: RuleInput) -> Iterator[Finding]:
     if unhindered_ns > _MAX_UNHINDERED_SHARE * median_ns:
         return
     evidence = (
-        f"{concurrency:.1f} calls run at a time; one takes {short_ms(median_ns)}, and {short_ms(unhindered_ns)} where "
-        "each module takes its median: now and then something stops the thread in one of them: Python, which runs one "
-        "thread at a time (GIL), or too few processors"
+        f"{concurrency:.1f} calls run at a time; one takes {short_ms(median_ns)}, but only {short_ms(unhindered_ns)} "
+        "if each module takes its median: something stops a thread now and then, the GIL (Python runs one thread at a "
+        "time) or too few processors"
     )
     title = f"calls of {rule_input.thread_count} threads wait for each other"
     yield rule_input.finding(title, evidence=evidence, show="--by step", ns=median_ns - unhindered_ns)
