@@ -4,7 +4,7 @@
 - `Exclusive` is a section that one thread at a time runs.
 - `cached_property` uses no lock.
 - `hold_ctrl_c` lets a file be saved before the program ends.
-- `raised_by_handler` distinguishes the user's errors from ours.
+- `raised_by_handler` distinguishes the user's errors from ours; `without_errors_of_users` suppresses those of classes.
 """
 
 import contextlib
@@ -142,6 +142,16 @@ def raised_by_handler(error: BaseException) -> bool:
     """Return whether the handler of a signal raised `error`. Such an error is the user's, even inside our code."""
     codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+@contextlib.contextmanager
+def without_errors_of_users() -> Iterator[None]:
+    """Suppress what the user's classes raise when their attributes are read, but not what a signal's handler raises."""
+    try:
+        yield
+    except Exception as error:
+        if raised_by_handler(error):
+            raise
 
 
 def _code(handler: Any) -> CodeType | None:

@@ -129,6 +129,38 @@ def test_inputs_of_the_first_and_the_last_of_many_calls_in_a_step_are_noted(engi
     assert changing == {"Linear": [[8, "float32[2, 1, 4]", "float32[2, 8, 4]"]] * 4}
 
 
+@pytest.mark.parametrize("hidden", ["_parameters", "_buffers", "_modules", "training", "__dict__"])
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+def test_a_module_whose_attributes_raise_is_left_out_of_the_notes(
+    engine: EngineName, hidden: str, error: type[Exception]
+) -> None:
+    class Odd(nn.Linear):
+        hides = False
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == hidden and Odd.hides:
+                raise error(name)
+            return super().__getattribute__(name)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    model, odd = nn.Linear(4, 4, dtype=torch.float64), Odd(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(_STEPS):
+            model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+            Odd.hides = True
+            odd(torch.ones(2, 4))
+            optimizer.step()
+            Odd.hides = False
+
+    timeline = recording.timeline()
+    assert timeline.metadata[STEP_NOTES]["steps"] == 4
+    assert timeline.metadata[STEP_NOTES]["doubles"] == ["Linear"]
+    assert len(timeline.spans) == 3 * _STEPS
+
+
 def test_the_time_in_which_notes_are_made_is_noted(engine: EngineName) -> None:
     start_ns = time.monotonic_ns()
     notes = notes_of(nothing, engine)

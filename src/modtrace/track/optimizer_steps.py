@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import sys
@@ -16,7 +15,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from .._interrupts import Exclusive, WeakMap, raised_by_handler
+from .._interrupts import Exclusive, WeakMap, raised_by_handler, without_errors_of_users
 from .compiled_regions import CompiledRegions
 from .greenlets import PerGreenlet
 from .optimizer_hook import add_step_hook, is_compiled_step, is_of_torch, remove_step_hook, step_frames
@@ -187,7 +186,7 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
     Values that an optimizer of another library lacks are left out, and `groups` if there is only one group.
     """
     description: dict[str, object] = {"class": class_name(type(optimizer))}
-    with contextlib.suppress(AttributeError, KeyError, TypeError, StopIteration), unseen_by_modes():
+    with without_errors_of_users(), unseen_by_modes():
         groups = optimizer.param_groups
         description["tensors"] = sum(len(group["params"]) for group in groups)
         if len(groups) > 1:
@@ -206,7 +205,7 @@ def ids_of_parameters() -> set[int]:
     """Return the `id()` of each parameter that a living optimizer of torch updates."""
     ids = set[int]()
     for optimizer in _alive:
-        with contextlib.suppress(AttributeError, KeyError, TypeError):  # a user's class may hold anything
+        with without_errors_of_users():  # a class of the user may hold anything
             ids.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     return ids
 

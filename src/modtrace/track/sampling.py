@@ -18,11 +18,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.dropout import _DropoutNd
 
 from .._errors import RecordingError
-from .._interrupts import raised_by_handler
+from .._interrupts import raised_by_handler, without_errors_of_users
 from ..ring import Kind, NameTable
 from .call_patch import Patch, Wrapper
 from .event_sink import NO_GRAPH_TASK, EventSink, OnError, current_graph_task
-from .unseen import skip_all, skip_frame, tensors_in, unseen_by_modes
+from .unseen import attribute_of, skip_all, skip_frame, tensors_in, unseen_by_modes
 
 _MAX_TENSORS = 16
 _MAX_CALLS = 4_096
@@ -151,12 +151,12 @@ class RepeatedCalls:
         if not isinstance(module, nn.Module) or current_graph_task() != NO_GRAPH_TASK:  # checkpoints run calls again
             return
         # Scripted modules lack these attributes, and weights made in inference mode have no version.
-        with unseen_by_modes(), contextlib.suppress(AttributeError, TypeError, RuntimeError):
+        with unseen_by_modes(), without_errors_of_users():
             tensors = list[torch.Tensor]()
             weights = (
                 weight._version
                 for part in _modules_inside(module)
-                for weight in [*part._parameters.values()]
+                for weight in [*attribute_of(part, "_parameters").values()]
                 if weight is not None
             )
             key: list[object] = [id(module), torch.is_grad_enabled(), next(weights, None)]
@@ -194,11 +194,14 @@ def _modules_inside(module: nn.Module) -> Iterator[nn.Module]:
         if id(current) not in visited_ids:
             visited_ids.add(id(current))
             yield current
-            pending += [inner for inner in [*current._modules.values()] if inner is not None]
+            pending += [inner for inner in [*attribute_of(current, "_modules").values()] if inner is not None]
 
 
 def _drops(module: nn.Module) -> bool:
-    return any(isinstance(part, _DropoutNd) and part.training and part.p > 0 for part in _modules_inside(module))
+    return any(
+        isinstance(part, _DropoutNd) and attribute_of(part, "training") and part.p > 0
+        for part in _modules_inside(module)
+    )
 
 
 class _ThreadFile:

@@ -1,6 +1,5 @@
 """Notes on a few sampled steps, taken while recording: operators, hooks, settings and lines that spans do not show."""
 
-import contextlib
 import itertools
 import json
 import sys
@@ -14,6 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from .._interrupts import without_errors_of_users
 from ..ring import NameTable
 from ..timeline.contents import FLOAT64, place_in_lists
 from .event_sink import OnError
@@ -23,7 +23,7 @@ from .optimizer_steps import ids_of_parameters
 from .python.engine import PythonEngine
 from .python.operators import OperatorCounts
 from .sampling import RepeatedCalls, ResidentMemory, RunDelay, dtype_name, shape_text
-from .unseen import skip_all, unseen_by_modes
+from .unseen import attribute_of, skip_all, unseen_by_modes
 
 _MAX_OPERATORS, _MAX_MODULES = 8, 32
 """Maximum number of operators (the longest) and of modules (the first) in one list of the notes."""
@@ -303,7 +303,7 @@ class StepNotes:
 
     def _find_growing_lists(self) -> dict[str, list[tuple[int, int]]]:
         """Return the lengths of lists, dicts and deques of modules and the program that grew before every sample."""
-        holders = {fqn: vars(module) for fqn, module in self._modules.called() if hasattr(module, "__dict__")}
+        holders = {fqn: attribute_of(module, "__dict__") or {} for fqn, module in self._modules.called()}
         main = sys.modules.get("__main__")
         holders |= {"__main__": vars(main)} if main is not None else {}
         for fqn, names in holders.items():
@@ -331,19 +331,28 @@ class StepNotes:
         with unseen_by_modes():
             for fqn, module in modules.items():
                 # Some modules, such as scripted ones, lack these attributes.
-                with contextlib.suppress(AttributeError, TypeError, RuntimeError):
-                    if count := len(module._forward_hooks) + len(module._forward_pre_hooks):
+                with without_errors_of_users():
+                    if count := len(attribute_of(module, "_forward_hooks")) + len(
+                        attribute_of(module, "_forward_pre_hooks")
+                    ):
                         hooks[fqn] = count
-                    if module.training and (
+                    if attribute_of(module, "training") and (
                         module.p > 0
                         if isinstance(module, _DropoutNd)
                         else isinstance(module, _BatchNorm) and module.track_running_stats
                     ):
                         drop.append(fqn)
-                    parameters = [value for value in [*module._parameters.values()] if value is not None]
+                    parameters = [
+                        value for value in [*attribute_of(module, "_parameters").values()] if value is not None
+                    ]
                     if any(parameter.dtype == torch.float64 for parameter in parameters):
                         doubles.append(fqn)
-                    elif any(map(_is_double, [*module._buffers.values(), *vars(module).values()])):
+                    elif any(
+                        map(
+                            _is_double,
+                            [*attribute_of(module, "_buffers").values(), *attribute_of(module, "__dict__").values()],
+                        )
+                    ):
                         tables.append(fqn)
                     # Gradients are not read: another thread's backward pass may be writing them.
                     trainable = [parameter for parameter in parameters if parameter.requires_grad and parameter.is_leaf]
@@ -402,8 +411,12 @@ def _size(module: torch.nn.Module, known_sizes: dict[int, int]) -> int:
     """Return the number of values in the parameters of a module and its inner modules; shared ones count each time."""
     if id(module) not in known_sizes:
         known_sizes[id(module)] = 0  # it may hold itself
-        size = sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
-        size += sum(_size(inner, known_sizes) for inner in module._modules.values() if inner is not None)
+        size = sum(
+            parameter.numel() for parameter in attribute_of(module, "_parameters").values() if parameter is not None
+        )
+        size += sum(
+            _size(inner, known_sizes) for inner in attribute_of(module, "_modules").values() if inner is not None
+        )
         known_sizes[id(module)] = size
     return known_sizes[id(module)]
 

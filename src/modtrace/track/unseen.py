@@ -19,6 +19,14 @@ class_bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get
 weakref_offset: Callable[[type], int] = type.__dict__["__weakrefoffset__"].__get__
 
 
+def attribute_of(module: Any, name: str) -> Any:
+    """Return an attribute of a module without calling a `__getattribute__` of its class; None if there is none."""
+    try:
+        return object.__getattribute__(module, name)
+    except AttributeError:
+        return None
+
+
 def skip_frame(function: _Function) -> _Function:
     """Exclude a function from torch.compile, but not the functions that it calls. Returns the function."""
     return _skip(function, recursive=False)

@@ -18,6 +18,7 @@ from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
 from ..compiled_regions import COMPILED_AUTOGRAD, CompiledRegion, is_inside_region
+from ..unseen import attribute_of
 from .modules import (
     Backoff,
     MethodCall,
@@ -298,7 +299,7 @@ class ModuleNames:
 
     def _suffix(self, fqn: str, module: nn.Module, module_class: str) -> str:
         """Return the suffix of a module's name if other modules have the same name, see `_DistinctNames`."""
-        if self._distinct is None or not fqn or object.__getattribute__(module, "__dict__").get("_is_replica") is True:
+        if self._distinct is None or not fqn or attribute_of(module, "_is_replica") is True:
             return ""
         watched = self._watched.get(id(module))
         if watched is None or watched() is not module:

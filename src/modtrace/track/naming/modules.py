@@ -19,13 +19,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-
-def _attribute(module: nn.Module, name: str) -> Any:
-    """Return an attribute of a module without calling a `__getattribute__` of its class; None if there is none."""
-    try:
-        return object.__getattribute__(module, name)
-    except AttributeError:
-        return None
+from ..unseen import attribute_of
 
 
 def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) -> Iterator[tuple[str, nn.Module]]:
@@ -46,7 +40,7 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
         seen.add(id(inner))
         if inner is not module:
             yield path, inner
-        children = _attribute(inner, "_modules")
+        children = attribute_of(inner, "_modules")
         if children:
             prefix = f"{path}." if path else ""
             for name, child in zip(reversed(list(children.keys())), reversed(list(children.values())), strict=True):
@@ -84,7 +78,7 @@ _PARTS_MODULE = "torch._dynamo.backends.distributed"
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether calls of the module run code that torch.compile made."""
-    has_compiled_call = type(module) is not MethodCall and _attribute(module, "_compiled_call_impl") is not None
+    has_compiled_call = type(module) is not MethodCall and attribute_of(module, "_compiled_call_impl") is not None
     return has_compiled_call or is_optimized(module)
 
 
@@ -169,7 +163,7 @@ def _is_sharding_class(cls: type) -> bool:
 
 def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
     """Return the module that `module` wraps, and its `Wrapping`; None if it is not a wrapper."""
-    children = _attribute(module, "_modules")
+    children = attribute_of(module, "_modules")
     # Most modules have no child of such a name; checking this first is faster than checking the class.
     if not children or not any(map(children.__contains__, _ATTRIBUTES)):
         return None
@@ -335,7 +329,7 @@ class OutermostModules:
         self, module: nn.Module, path_below: Callable[[nn.Module, nn.Module], str | None]
     ) -> tuple[int, str] | None:
         """Return the name id of a module that another thread called and that contains `module`, and the path in it."""
-        this_thread, is_replica = threading.get_ident(), _attribute(module, "_is_replica") is True
+        this_thread, is_replica = threading.get_ident(), attribute_of(module, "_is_replica") is True
         for ref, name_id, thread in reversed(list(self._by_id.values())):
             outer = ref()
             if outer is None or outer is module or thread == this_thread:
@@ -348,9 +342,9 @@ class OutermostModules:
 
 def _path_of_original(outer: nn.Module, replica: nn.Module) -> str | None:
     """Return the path of the module that a replica was copied from: the two share their dictionary of hooks."""
-    hooks = _attribute(replica, "_forward_hooks")
+    hooks = attribute_of(replica, "_forward_hooks")
     for path, inner in named_modules(outer):
-        if _attribute(inner, "_forward_hooks") is hooks:
+        if attribute_of(inner, "_forward_hooks") is hooks:
             return path
     return None
 

@@ -43,7 +43,7 @@ from ..greenlets import ThreadNumbers
 from ..line_gaps import INNER_CALL
 from ..naming.module_names import ModuleNames
 from ..torch_ranges import TorchRanges
-from ..unseen import is_backward_compiled, skip_all, skip_frame
+from ..unseen import attribute_of, is_backward_compiled, skip_all, skip_frame
 from .garbage_collections import PythonCollections
 from .operators import OperatorCounts
 from .passes import PASS_PATCH, CallFrame, GraphTasks, ThreadState, gives_gradients
@@ -220,7 +220,7 @@ class PythonEngine(SegmentHooks[ThreadState]):
             if graph_task == NO_GRAPH_TASK or not self._runs_again(module, args, kwargs, outer, graph_task):
                 call_index = next_forward() & CALL_INDEX_MASK
                 call_key, enter_kind, exit_kind = call_index, _FORWARD_ENTER, _FORWARD_EXIT
-                if depth == 0 and module.__dict__.get("training") is False:
+                if depth == 0 and attribute_of(module, "__dict__").get("training") is False:
                     enter_kind = _EVAL_ENTER
             else:
                 call_index = next_recompute() & CALL_INDEX_MASK
