@@ -1,1 +1,1 @@
-"""What people train with, recorded: frameworks × engines, each judged by means that share no code with ours."""
+"""Recordings of training frameworks with each engine, judged by means that share no code with modtrace."""

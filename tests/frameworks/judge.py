@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong, by column; nothing where all is right."""
+    """The faults of a recording by column; a column without a fault is missing."""
 
     faults: dict[str, str]
 

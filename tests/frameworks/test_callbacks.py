@@ -168,7 +168,7 @@ def test_loggers_of_lightning_get_each_step_with_its_parts(tmp_path: Path, monke
     ]
 
 
-def test_what_the_trainer_of_transformers_reports_to_gets_each_step_with_its_parts(
+def test_the_transformers_trainer_reports_each_step_with_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")

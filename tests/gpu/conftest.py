@@ -1,4 +1,4 @@
-"""Where these run: on a GPU, and what makes sense there on the CPU too, so that the tests are tried without one."""
+"""Fixtures for the GPU; tests that also make sense on the CPU run there too, so that they are tried without a GPU."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_leak_on_the_device_is_told_with_who_holds_it(
         (ask_outside, "256.00 TiB", "no module"),
     ],
 )
-def test_what_the_device_has_no_memory_for_is_told_with_its_module(
+def test_an_allocation_without_memory_is_reported_with_its_module(
     cuda: torch.device, asking: Callable[[Training], None], asked: str, place: str
 ) -> None:
     with cuda:

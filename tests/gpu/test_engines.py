@@ -87,7 +87,7 @@ def test_backward_lies_on_the_thread_of_the_gpu(cuda: torch.device, engine: Engi
     assert seen[0] != own
 
 
-def test_what_is_checkpointed_runs_again_in_backward(device: torch.device, engine: EngineName) -> None:
+def test_checkpointed_modules_run_again_in_backward(device: torch.device, engine: EngineName) -> None:
     model = Chain(checkpointed=True).to(device)
 
     with modtrace.record(engine=engine) as recording:
@@ -210,7 +210,7 @@ def test_memory_of_calls_is_that_of_the_gpu_to_the_byte(cuda: torch.device) -> N
 
 
 @pytest.mark.usefixtures("native_engine")
-def test_what_the_gpu_refuses_is_told_with_the_module(cuda: torch.device) -> None:
+def test_an_allocation_that_the_gpu_refuses_is_reported_with_its_module(cuda: torch.device) -> None:
     class Greedy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.empty(1 << 42, dtype=torch.uint8, device=cuda)

@@ -1,4 +1,4 @@
-"""What people train with: mixed precision of models from transformers and timm, torch.compile, a collective."""
+"""Usual trainings on a GPU: mixed precision with models of transformers and timm, torch.compile, a collective."""
 
 from __future__ import annotations
 

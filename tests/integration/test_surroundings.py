@@ -191,7 +191,7 @@ def graph_of(graph: object) -> str:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
-def test_what_torch_traces_is_the_same(engine: EngineName) -> None:
+def test_torch_traces_the_same_graph(engine: EngineName) -> None:
     traced = model()
 
     def graphs() -> list[str]:
@@ -213,7 +213,7 @@ def test_what_torch_traces_is_the_same(engine: EngineName) -> None:
 
 @PYTHON_IN_FULL
 @pytest.mark.parametrize("dynamo", [False, True])
-def test_what_is_exported_to_onnx_is_the_same(engine: EngineName, dynamo: bool, tmp_path: Path) -> None:
+def test_onnx_exports_are_the_same(engine: EngineName, dynamo: bool, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     if dynamo:
         pytest.importorskip("onnxscript")

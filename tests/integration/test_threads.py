@@ -308,7 +308,7 @@ def in_a_pool(part: nn.Module, x: Tensor) -> Tensor:
 
 
 def as_a_replica(part: nn.Module, x: Tensor) -> Tensor:
-    """What `nn.DataParallel` does with a module."""
+    """Run a replica of a module in a pool, as `nn.DataParallel` does."""
     replica, child = (module._replicate_for_data_parallel() for module in (part, part[0]))  # type: ignore[index]
     child.weight = part[0].weight  # type: ignore[index]
     replica._modules["0"] = child

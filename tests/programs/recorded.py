@@ -1,4 +1,4 @@
-"""What is wrong with the recordings of a program, held against what it says of itself."""
+"""Finds faults in the recordings of a program, by comparing them with what the program logs about itself."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
 _WIDE = pytest.param(True, marks=pytest.mark.full)
 """Models as wide as those of users: only their times can be held against stopwatches."""
 _NEAR, _NEAR_NS = 0.02, 50_000
-"""How far a part may be from the stopwatch: of its time, or each time that it begins."""
+"""Maximum difference of a part from the stopwatch: a share of its time, or ns for each start of the part."""
 _MAX_OTHER, _USUAL_OTHER = 0.10, 0.03
 _RANGES = {"data loading", "optimizer", "saving", "evaluation", "user"}
 """Categories of which each range is one part that a program begins."""

@@ -1,4 +1,4 @@
-"""What a program says of itself as one line of JSON: calls of its modules, steps, losses; counted without modtrace.
+"""A program's own count of its module calls, steps and losses as one line of JSON, made without modtrace.
 
 Forward calls are counted by a wrapper of each class's `forward`, backward calls by hooks of the tensors that a call
 returns. It imports no torch before the program does.

@@ -1,4 +1,4 @@
-"""What Python's standard library has on Linux and lacks elsewhere, as the stubs say that type checkers go by."""
+"""Names that Python's standard library has on Linux and lacks elsewhere, by the stubs that type checkers read."""
 
 from __future__ import annotations
 

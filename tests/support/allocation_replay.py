@@ -25,7 +25,7 @@ _PREFIX = "replay "
 
 
 class ReplayedCall(NamedTuple):
-    """What one call of a module did, in bytes."""
+    """The memory of one call of a module, in bytes."""
 
     module_class: str
     retained: int

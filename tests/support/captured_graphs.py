@@ -1,4 +1,4 @@
-"""What torch.compile captures, in a process of its own: `python -m tests.support.captured_graphs none|native|python`.
+"""Print the graphs that torch.compile captures: `python -m tests.support.captured_graphs none|native|python`.
 
 Prints one JSON object: of each case the graphs in their order, each as its nodes, the number of graph breaks, all that
 dynamo counts, why it compiled again, and the names of the spans and ranges where it was recorded.

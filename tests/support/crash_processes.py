@@ -36,7 +36,7 @@ class Finished(NamedTuple):
 
 
 class Death(NamedTuple):
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         status: as of `os.waitpid`, turned into an exit code; negative for a signal.

@@ -20,7 +20,7 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DriftingClock:
-    """What a profiler's clock shows when the recording's shows `time`.
+    """A profiler's clock that drifts against the recording's.
 
     Attributes:
         begin: Unix ns at which `ahead` holds.

@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 
 class _Backend:
-    """What torch asks about the device, and checkpoints ask.
+    """The answers to the questions of torch and of checkpoints about the device.
 
     Attributes:
         initialized: as torch's own devices, which are it once they are used.
@@ -82,7 +82,7 @@ class _Backend:
 
 
 backend = _Backend()
-"""Of the device."""
+"""The answers for the one fake device."""
 
 
 def set_up() -> None:

@@ -139,27 +139,27 @@ class FakeStreams:
 
     @property
     def synchronized(self) -> int:
-        """How often anybody waited for an event, a stream or the device."""
+        """Number of waits for an event, a stream or the device."""
         return int(self._library.fake_synchronized())
 
     @property
     def waiting(self) -> int:
-        """How many threads wait for a stream that takes no more."""
+        """Number of threads that wait for a full stream."""
         return int(self._library.fake_waiting())
 
     @property
     def asked(self) -> int:
-        """How often an event on a stream of the user's was asked for."""
+        """Number of queries of events on streams of the user."""
         return int(self._library.fake_asked())
 
     @property
     def asked_while_capturing(self) -> int:
-        """How often an event was asked for while streams captured."""
+        """Number of queries of events while streams captured."""
         return int(self._library.fake_asked_while_capturing())
 
     @property
     def events_made(self) -> int:
-        """How many events there are."""
+        """Number of events that were made."""
         return int(self._library.fake_events_made())
 
     @property

@@ -33,7 +33,7 @@ _FORKS_OF_A_PROCESS = 250
 
 
 class Outcome(NamedTuple):
-    """What became of the forks.
+    """The outcome of the forks.
 
     Attributes:
         forks: how many there were.

@@ -22,7 +22,7 @@ from torch import nn
 import modtrace
 
 HANGS = (("not called", 3), ("forward", 1), ("backward", 2), ("not sent", 0), ("subgroup", 3))
-"""What a rank does to keep the others waiting, and which rank it is."""
+"""The kinds of hangs: the action of the rank that keeps the others waiting, and its number."""
 RANKS = 4
 FIRST_STEPS = 3
 

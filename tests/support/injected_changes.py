@@ -38,7 +38,7 @@ def _clock_ns() -> int:
 
 
 _CLOCK_NS = _clock_ns()
-"""What it takes to ask for the CPU time; whoever waits for no time asks once too."""
+"""Time in ns to read the CPU clock; a wait of no time reads it once too."""
 
 
 def _spin(begun_ns: int, share: float, took_ns: list[int]) -> None:

@@ -32,7 +32,7 @@ BEGIN = 10**16
 
 
 class Culprit(NamedTuple):
-    """What makes a rank late: a module, a range or a collection that takes it longer, in each `every`th step.
+    """The cause of a late rank: a module, a range or a collection that takes longer there, in each `every`th step.
 
     `phase` is forward or backward; "range" for what `ranks slow` calls a range, as `fqn` says it.
     """
@@ -198,7 +198,7 @@ class MadeJob:
         (folder / "times.tmp").unlink()
 
     def clock(self, host: int, true_ns: Any) -> Any:
-        """What a host's clock shows."""
+        """Return the time that a host's clock shows."""
         return true_ns + self._ahead[host] + np.rint((true_ns - BEGIN) * self._rate[host]).astype(np.int64)
 
     def _step(self, step: int, now: Any) -> tuple[Any, Any]:

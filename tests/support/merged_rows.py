@@ -79,7 +79,7 @@ Row = tuple[int, int, str, str, str, int, int, int, int]
 
 
 def rows_in_json(path: Path) -> Counter[Row]:
-    """What stands in the file, by a way that shares nothing with the reader."""
+    """Return the rows of a file, read by code that shares nothing with modtrace's reader."""
     document = json.loads(path.read_text())
     base = document.get("baseTimeNanoseconds", 0)
     names = {

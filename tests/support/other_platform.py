@@ -29,7 +29,7 @@ BUILT_HERE = (
 )
 """Made for Linux, so that they need it when they are imported."""
 KEPT = {"locale", "posix", "sys"}
-"""What Python itself asks while it runs: how texts are encoded, what `os` is made of, and how it was built."""
+"""Modules that Python itself asks while it runs: for encodings, for the parts of `os`, and for its build."""
 O_BINARY = 0x8000
 """As on Windows, where a file that is opened without it changes the ends of lines; Linux ignores it."""
 
@@ -54,7 +54,7 @@ class _CDLL(ctypes.CDLL):
 
 
 class _Status:
-    """What `os.fstat` returns, without the blocks."""
+    """The result of `os.fstat` without the blocks."""
 
     def __init__(self, status: os.stat_result) -> None:
         self._status = status

@@ -28,7 +28,7 @@ ALL_REDUCE = '["all_reduce", "1"]'
 
 
 class PpoCulprit(NamedTuple):
-    """What takes a process longer: a module's forward, `backward` of it, a range, or nothing (""); `ms` a step."""
+    """The place that takes a process longer, by `ms` a step: a module's forward, its `backward`, a range, none."""
 
     role: str
     rank: int

@@ -1,4 +1,4 @@
-"""How much of the backward time a recording puts under the right module, told by torch.profiler and hooks of our own.
+"""The share of backward time that a recording puts under the right module, by torch.profiler and separate hooks.
 
 The hooks note, at each enter and exit of a call, which sequence number the thread gives next. So the number of an
 autograd node, which the profiler knows, names the call that made it, and the profiler's slice of the node says when
@@ -46,7 +46,7 @@ _THREAD, _PROBE = "truth.thread#", "truth.probe#"
 
 
 class Truth(NamedTuple):
-    """What was measured.
+    """The measured shares.
 
     Attributes:
         nodes: autograd nodes seen by the profiler, without those that only accumulate gradients.
@@ -68,7 +68,7 @@ class Truth(NamedTuple):
 
 
 class Node(NamedTuple):
-    """What the profiler saw of one node, and whose it is; `intervals` without nodes that ran inside it."""
+    """One node in the profile, and the call that owns it; `intervals` leave out nodes that ran inside it."""
 
     owner: Call | None
     intervals: list[Interval]

@@ -30,10 +30,10 @@ POINTS = 15
 
 
 class Hands(Protocol):
-    """What is done on a page, and what is seen on it, in some browser."""
+    """The actions on a page, and the view of it, in some browser."""
 
     def look(self) -> Screen:
-        """Where things are, once all is drawn."""
+        """Return the positions on the page, once all is drawn."""
 
     def show(self, start: float, end: float) -> None:
         """Go to a range of time, ns behind the first moment."""
@@ -79,7 +79,7 @@ def random_timeline(rng: random.Random) -> Timeline:
 
 
 class _Layout:
-    """Where the tracks and the headers of processes are, below the top of all rows."""
+    """The positions of tracks and of headers of processes, below the top of all rows."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.columns = timeline.columns

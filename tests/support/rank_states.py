@@ -1,4 +1,4 @@
-"""What ranks were doing when they hung, made without a ring."""
+"""States of ranks that hang, made without a ring."""
 
 from __future__ import annotations
 

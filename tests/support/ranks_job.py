@@ -33,7 +33,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 spent: list[int] = []
-"""What each delay took, ns."""
+"""The duration of each delay in ns."""
 
 
 class Layer(nn.Module):

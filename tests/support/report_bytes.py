@@ -44,14 +44,14 @@ def all_bytes(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def packed_in(data: bytes) -> Iterator[bytes]:
-    """What zlib packed anywhere in some bytes."""
+    """Yield the contents of all zlib streams anywhere in some bytes."""
     for match in re.finditer(rb"\x78[\x01\x5e\x9c\xda]", data):
         with contextlib.suppress(zlib.error):
             yield zlib.decompressobj().decompress(data[match.start() :])
 
 
 def words_in(data: bytes, words: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Which words are in an archive, in any case or as hexadecimal digits, and where."""
+    """Return the words that are in an archive, in any case or as hexadecimal digits, and their places."""
     return [
         (word, place)
         for place, content in all_bytes(data)

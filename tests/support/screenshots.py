@@ -1,4 +1,4 @@
-"""What is really on the screen: pixels of a screenshot, decoded in a page that knows nothing of the one shown."""
+"""The pixels of a screenshot, decoded in a page that shares nothing with the one in the picture."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ BEGIN = 10**18
 
 
 class Op(NamedTuple):
-    """What a rank does after some own time: it calls a collective, or waits for it. A message is one of two ranks."""
+    """An operation of a rank after some own time: it calls or awaits a collective. A message has two ranks."""
 
     own: int
     what: str
@@ -26,7 +26,7 @@ class Op(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What ranks do, the ranks of each collective, and how long each takes from its last call on each rank.
+    """The operations of ranks, the ranks of each collective, and its duration from its last call on each rank.
 
     `steps` says in which step each is; else each is a step.
     """

@@ -1,4 +1,4 @@
-"""Where the tracks are on the screen, by the boxes of the page's elements: no scroll position is asked for."""
+"""The positions of tracks on the screen, by the boxes of the page's elements, without the scroll position."""
 
 from __future__ import annotations
 

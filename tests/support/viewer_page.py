@@ -86,7 +86,7 @@ def viewport(page: Page) -> tuple[float, float]:
 
 
 def position_of(page: Page, row: str, depth: int, ns: float) -> tuple[float, float]:
-    """Where a moment of a depth level is on the page, in CSS pixels: the middle of the level."""
+    """Return the position of a moment on the page in CSS pixels, in the middle of a depth level."""
     start, end = viewport(page)
     box = page.locator("#timeline").bounding_box()
     label = page.locator(f"[data-row='{row}']").bounding_box()
@@ -101,7 +101,7 @@ def click(page: Page, row: str, depth: int, ns: float) -> None:
 
 
 def pixels(page: Page, x: float, y: float, width: int = 1, height: int = 1) -> list[tuple[int, ...]]:
-    """What is drawn in the tracks' canvas, as RGBA; x and y are the page's."""
+    """Return pixels of the tracks' canvas as RGBA; x and y are positions on the page."""
     flat = page.eval_on_selector(
         "#timeline canvas",
         """(canvas, [x, y, width, height]) => {

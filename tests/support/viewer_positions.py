@@ -1,4 +1,4 @@
-"""Where the offline page draws a slice of a timeline whose slices are numbered."""
+"""The positions at which the offline page draws the slices of a timeline whose slices are numbered."""
 
 from __future__ import annotations
 

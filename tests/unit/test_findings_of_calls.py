@@ -340,7 +340,7 @@ def checkpointed(inner: Sequence[str], again: Sequence[str]) -> Timeline:
         (["a", "b", "c"], ["b"], "Net.b", "Net.b again: 4 ms", 4),
     ],
 )
-def test_what_checkpoints_run_again_is_named_in_full(
+def test_modules_that_checkpoints_run_again_are_named_in_full(
     inner: Sequence[str], again: Sequence[str], where: str, text: str, ms: int
 ) -> None:
     what = "runs again in backward (recompute)"

@@ -124,7 +124,7 @@ def test_a_dead_module_is_forgotten_and_its_names_are_known_still() -> None:
     assert names.names.fqn(number) == "Net"
 
 
-def test_what_dies_while_the_dead_are_forgotten_is_forgotten_next() -> None:
+def test_modules_that_die_during_a_cleanup_are_removed_by_the_next() -> None:
     # As where a signal's handler or a finalizer calls modules, in the midst of it.
     forgotten: list[int] = []
     first, second = Block(), nn.Tanh()
@@ -179,7 +179,7 @@ def test_a_module_with_the_id_of_a_dead_one_has_nothing_of_it() -> None:
     assert [ref.module_id for ref in names.names.dead] == [identity]
 
 
-def test_what_has_no_name_is_forgotten_too() -> None:
+def test_modules_without_names_are_removed_too() -> None:
     net, names = Net(), Names()
     call = MethodCall(net, "extra_repr")
     identity = id(call)
@@ -222,7 +222,7 @@ def test_equal_names_have_one_number() -> None:
     assert len(names.table.records) == 2
 
 
-def test_what_a_wrapper_that_works_wraps_keeps_its_name() -> None:
+def test_a_module_in_a_wrapper_that_works_keeps_its_name() -> None:
     net = Net()
     wrapper = nn.DataParallel(net)
     names = Names()
@@ -342,7 +342,7 @@ class Settings(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Engine, PipelineEngine, GradientSamples])
-def test_what_looks_attributes_up_in_the_module_it_holds_wraps_it(kind: type[nn.Module]) -> None:
+def test_a_module_that_forwards_attributes_to_an_inner_one_wraps_it(kind: type[nn.Module]) -> None:
     net = Net()
     wrapper = kind(net)
     names = Names()
@@ -353,7 +353,7 @@ def test_what_looks_attributes_up_in_the_module_it_holds_wraps_it(kind: type[nn.
     assert Names(strip_wrappers=False)(wrapper, net)[1] in {f"{kind.__name__}.module", f"{kind.__name__}._module"}
 
 
-def test_what_else_a_wrapper_holds_is_named_as_if_it_was_not_there() -> None:
+def test_other_modules_of_a_wrapper_are_named_without_the_wrapper() -> None:
     engine = Engine(Net())
 
     assert Names()(engine, engine.loss_model)[1] == "Net.loss_model"
@@ -367,7 +367,7 @@ def test_a_part_of_that_name_or_attributes_of_its_own_make_no_wrapper(kind: type
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
-def test_what_torch_scripts_is_no_wrapper() -> None:
+def test_a_scripted_module_is_no_wrapper() -> None:
     scripted: Any = torch.jit.script(Passes(nn.Linear(1, 1)))
 
     assert Names()(scripted, scripted.module)[1] == "RecursiveScriptModule.module"

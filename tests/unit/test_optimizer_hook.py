@@ -111,7 +111,7 @@ def test_an_error_of_ours_leaves_the_step_alone_and_is_told_once(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
-def test_what_the_handler_of_a_signal_raises_there_is_the_users(
+def test_an_error_of_a_signal_handler_there_reaches_the_user(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def handle(*_: object) -> None:

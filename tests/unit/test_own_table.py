@@ -69,7 +69,7 @@ def test_extremes_of_64_bits_come_back() -> None:
         assert place == sum(map(len, planes))
 
 
-def test_what_was_left_out_of_a_timeline_is_not_in_its_table() -> None:
+def test_slices_left_out_of_a_timeline_are_not_in_its_table() -> None:
     timeline = Timeline(
         Slices.of(
             slice_args({0: {"shapes": "secret shape"}, 1: {"shapes": "plain"}}),

@@ -42,7 +42,7 @@ def set_call(call: Call) -> None:
 
 
 class Foreign:
-    """What other code does: it wraps what is there, and puts that back."""
+    """Other code that wraps the present function and later restores it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

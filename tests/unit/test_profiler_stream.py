@@ -371,7 +371,7 @@ def test_damage_costs_the_damaged_event_alone(tmp_path: Path, layout: str, damag
 
 @pytest.mark.parametrize(("between", "said"), [(b"", 1), (b"][", 1), (b",,", 1), (b"]\n[", 1), (b" , ]\n,[", 1)])
 @pytest.mark.parametrize("at", [0, 1, 200])
-def test_what_else_is_between_events_costs_none(tmp_path: Path, between: bytes, said: int, at: int) -> None:
+def test_other_bytes_between_events_lose_no_event(tmp_path: Path, between: bytes, said: int, at: int) -> None:
     texts, _ = laid_out("one line")
     data = b"[" + b", ".join(texts[:at]) + (between or b" ") + b", ".join(texts[at:]) + b"]"
     stream, events, _ = read_bytes(tmp_path, data)

@@ -251,7 +251,7 @@ def test_python_chooses_ranks_and_steps_as_the_command_does(tmp_path: Path) -> N
         modtrace.load_ranks(tmp_path, ranks=[7])
 
 
-def test_what_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
+def test_unreadable_files_are_left_out_and_reported(tmp_path: Path) -> None:
     for rank in (0, 1):
         write_ring(tmp_path, rank, clock="a")
     begun = (tmp_path / "1.modtrace").read_bytes()[:20]
@@ -318,7 +318,7 @@ def test_the_rank_that_holds_most_memory_is_named_with_how_much_more_that_is(tmp
     assert json.loads(run.to_json()) == run.to_dict()
 
 
-def test_what_is_said_of_ranks_that_hold_as_much_and_of_one_alone() -> None:
+def test_sentences_on_ranks_with_equal_memory_and_on_one_rank() -> None:
     assert peak_sentence({}) == ""
     assert peak_sentence({"rank 5": 2048}) == "rank 5 held 2.00 KiB of memory at its peak"
     assert (

@@ -67,7 +67,7 @@ def pack(run: Path, *options: object) -> Path:
     return dataset
 
 
-def test_what_is_packed_is_what_was_recorded_in_the_jobs_time(run: Path) -> None:
+def test_a_dataset_has_the_recorded_rows_in_the_jobs_time(run: Path) -> None:
     dataset = pack(run)
 
     files = find_rank_recordings(run)
@@ -340,7 +340,7 @@ def test_a_dataset_names_the_range_that_made_a_rank_late(fqn: str, phase: str, t
 
 
 @pytest.mark.parametrize("piece_events", [64, pieces.PIECE_EVENTS])
-def test_what_is_damaged_of_a_ring_is_told_by_all_commands(
+def test_all_commands_report_the_damage_of_a_ring(
     piece_events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pieces, "PIECE_EVENTS", piece_events)
@@ -484,7 +484,7 @@ def test_large_rings_are_packed_in_pieces(run: Path, monkeypatch: pytest.MonkeyP
     ).read_bytes()
 
 
-def test_of_large_rings_some_steps_are_read_or_none(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_selected_steps_of_large_rings_are_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {step.step: step for step in find_slow_ranks(run).steps}
     file = find_rank_recordings(run)[3]
     parts = [take_steps(load_own_time(file), *steps) for steps in [(-3, -1), (15, 18)]]

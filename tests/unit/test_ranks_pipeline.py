@@ -1,4 +1,4 @@
-"""Who is late in a pipeline, of simulated ranks that send each other what they computed."""
+"""Late ranks of a pipeline: simulated ranks send each other their results."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Pipeline(RankTables):
         return join_tables(parts)
 
     def ends(self) -> list[int]:
-        """When each step is over: the last operation of any rank in it."""
+        """Return the end of each step: the end of the last operation of any rank in it."""
         assert self.job.steps is not None
         ends = [BEGIN] * STEPS
         for program, times in zip(self.job.programs, run(self.job), strict=True):
@@ -195,8 +195,8 @@ def test_a_wait_that_is_shorter_than_clocks_are_off_accuses_nobody() -> None:
     assert (told.verdict == "late") == (told.lateness_ns > 2 * BOUND_NS)
 
 
-def test_what_all_vary_by_is_nobodys() -> None:
-    """Of 20 modules some take long in each step, as on a busy machine."""
+def test_a_variation_that_all_ranks_share_makes_no_rank_late() -> None:
+    """Some of 20 modules take long in each step, as on a busy machine."""
     random = np.random.default_rng(0)
     extra = {
         (step, rank, phase): np.minimum(random.pareto(1.5, 20) * 2, 200).astype(int).tolist()

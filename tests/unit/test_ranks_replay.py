@@ -82,7 +82,7 @@ def test_a_rank_that_is_late_once_saves_no_more_than_the_next_one_allows() -> No
     assert sum(Replay(events).saved_by_step(shorter).values()) == 0
 
 
-def test_who_is_late_all_the_time_saves_it_each_time() -> None:
+def test_a_rank_that_is_late_in_every_step_would_save_time_in_every_step() -> None:
     # Rank 1 takes 7 more than rank 0 before each of three collectives, and both wait for each.
     events = events_of(Job([waiting(0, 5, 5, 5), waiting(1, 12, 12, 12)], [[0, 1]] * 3, [[2, 2]] * 3))
     shorter = np.where((events.rank == 1) & (events.own_ns == 12), 7, 0)

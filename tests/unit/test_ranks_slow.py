@@ -1,4 +1,4 @@
-"""Who is late, of jobs made with known culprits; and the steps of the way there, by hand."""
+"""Late ranks of jobs with known culprits; and each stage of the search, worked out by hand."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ PLANTED = [
     (2 + number % 3, number % (2 + number % 3), *LATE_IN[number % 6], (1, 9, 1000)[number // 6 % 3], bool(number & 1))
     for number in range(20)
 ]
-"""How many ranks, which is late, in what, in each how many of 40 steps (1000: once), and whether it is sharded."""
+"""Number of ranks; the late rank, its module and phase; its period in 40 steps (1000: once); whether it is sharded."""
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_balanced_ranks_are_not_named(tmp_path: Path, seed: int) -> None:
 
 
 def find_of_three(folder: Path, work: Callable[[EventScript, int, int, bool], int]) -> set[tuple[ModuleExcess, ...]]:
-    """What makes rank 1 of three late in each of 6 steps, which it alone is, by 7 ms.
+    """Return the modules that make rank 1 of three late by 7 ms in each of 6 steps; no other rank is late.
 
     `work` writes what a rank does, from a moment on, and returns when it is done: the number of the step, and whether
     it is the late rank, say what.
@@ -147,7 +147,7 @@ def find_of_three(folder: Path, work: Callable[[EventScript, int, int, bool], in
     return {step.modules for step in run.steps[1:]}
 
 
-def test_of_what_a_late_rank_does_outside_of_modules_the_lines_are_said(tmp_path: Path) -> None:
+def test_the_lines_of_a_late_ranks_time_outside_modules_are_named(tmp_path: Path) -> None:
     gaps = [["train.py:31", "optimizer", "train.py:24", "forward", "other", [7 * MS, 8 * MS]]]
     gaps.append(["train.py:24", "forward", "train.py:29", "backward", "loss", [MS, MS]])
 
@@ -181,7 +181,7 @@ def test_a_collection_is_not_counted_to_the_module_or_the_range_around_it(tmp_pa
     assert find_of_three(tmp_path, work) == {(("garbage collection", "range", 7 * MS, 7 * MS),)}
 
 
-def test_what_is_compiled_in_a_module_counts_for_itself(tmp_path: Path) -> None:
+def test_a_compilation_in_a_module_counts_as_compilation(tmp_path: Path) -> None:
     # A save begins together with it, and takes 2 of its 7 ms: of the two, compiling counts.
     def work(script: EventScript, now: int, step: int, late: bool) -> int:
         script.enter(now, script.name("Net"), step)
@@ -210,7 +210,7 @@ def test_a_save_on_a_thread_of_its_own_makes_no_rank_late(tmp_path: Path) -> Non
     assert find_of_three(tmp_path, work) == {(("Net", "forward", 7 * MS, 8 * MS),)}
 
 
-def test_what_all_ranks_are_slow_in_is_not_named_by_the_last_of_them(tmp_path: Path) -> None:
+def test_a_module_that_is_slow_on_all_ranks_is_not_named_for_the_last_one(tmp_path: Path) -> None:
     took = (300, 330, 300)
     culprits = [Culprit(rank, "saving", "range", ms * MS, 1000, first=20) for rank, ms in enumerate(took)]
 
@@ -224,7 +224,7 @@ def test_what_all_ranks_are_slow_in_is_not_named_by_the_last_of_them(tmp_path: P
 
 
 def kept_by_watch(folder: Path, conditions: str) -> dict[str, list[str]]:
-    """What `modtrace watch` keeps of a job that has ended: by folder what it says of it, which each rank's file has."""
+    """Return, by folder, the reasons of the windows that `modtrace watch` keeps of an ended job; each file has them."""
     keeper = WindowKeeper(
         KeptFolder(folder / "kept"), KeepLimits(pause_ns=0, max_kept=MAX_KEPT), lambda line: None, find_late_in_rings
     )
@@ -297,7 +297,7 @@ def test_the_rank_and_the_module_that_were_made_slow_are_named_with_what_it_cost
     assert worst_ranks(run, 1) == [culprit.rank]
 
 
-def test_of_two_ranks_one_that_is_late_by_ever_other_times_is_named(tmp_path: Path, template: Template) -> None:
+def test_a_rank_of_two_that_is_late_by_varying_times_is_named(tmp_path: Path, template: Template) -> None:
     culprits = [Culprit(1, "Net.second", "backward", (2 + 3 * every) * MS, every) for every in (1, 2, 3, 5)]
 
     run = find(tmp_path / "run", MadeJob(template, 2, 24, culprits))
@@ -403,7 +403,7 @@ def test_lateness_is_exact_to_the_nanosecond(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ended", "late_ns", "steps"), [(5, 0, 5), (5, 9 * MS, 6), (0, 0, 1)])
-def test_what_follows_the_last_step_counts_if_a_rank_was_late_in_it(
+def test_calls_after_the_last_step_count_if_a_rank_was_late_there(
     tmp_path: Path, ended: int, late_ns: int, steps: int
 ) -> None:
     for rank in range(3):

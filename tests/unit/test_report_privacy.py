@@ -1,4 +1,4 @@
-"""What a report leaves out: texts, metadata, events, lines of the environment; each by cases worked out by hand."""
+"""A report leaves out private texts, metadata, events and lines of the environment; cases worked out by hand."""
 
 from __future__ import annotations
 

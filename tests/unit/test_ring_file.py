@@ -372,7 +372,7 @@ def test_an_event_beyond_all_time_is_torn(tmp_path: Path, time: int) -> None:
     assert [(span.call, span.complete) for span in timeline.spans] == [(1, False), (0, True), (2, True)]
 
 
-def test_what_is_noted_after_the_end_goes_into_no_file(tmp_path: Path) -> None:
+def test_notes_after_the_end_are_in_no_file(tmp_path: Path) -> None:
     ring, other = make(tmp_path / "run.modtrace"), tmp_path / "other"
     ring.close()
     size = (tmp_path / "run.modtrace").stat().st_size

@@ -270,7 +270,7 @@ def test_steps_have_the_backward_of_an_old_graph(tmp_path: Path, monkeypatch: py
     check(ring, monkeypatch, [(51, 52), (45, 46)])
 
 
-def test_what_ends_steps_is_known_of_all_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pieces_know_which_events_end_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = tmp_path / "run.modtrace"
     Training(ring, 1, ends_with=Kind.GRADIENTS)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
@@ -283,7 +283,7 @@ def test_what_ends_steps_is_known_of_all_pieces(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("dies_in", ["range", "forward", "backward"])
-def test_what_a_process_died_in_took_as_long_in_all_pieces(
+def test_the_call_in_which_a_process_died_has_one_duration_in_all_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str
 ) -> None:
     ring = tmp_path / "run.modtrace"
@@ -326,7 +326,7 @@ def test_the_oldest_events_of_a_running_process_are_left_out(tmp_path: Path) -> 
     assert ring_serials(path) == range(36, 100)
 
 
-def test_of_a_ring_with_too_many_events_the_last_steps_are_shown(
+def test_the_last_steps_of_a_ring_with_too_many_events_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring = tmp_path / "run.modtrace"
@@ -414,7 +414,7 @@ def test_a_ring_without_steps_is_cut_once_to_be_summed_up(tmp_path: Path, monkey
     assert looks == [ring_serials(ring)]
 
 
-def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_calls_of_a_ring_without_steps_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_calls(ring := tmp_path / "run.modtrace")
     whole = load(ring)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)

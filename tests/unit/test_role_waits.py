@@ -1,4 +1,4 @@
-"""Who idles for whom across roles, of jobs made with known culprits."""
+"""Waits of roles for other roles, in jobs with known culprits."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_rank_is_called_even_where_roles_wait(by_messages: bool, tmp_path: Pa
 
 
 @BY_MESSAGES
-def test_what_was_before_the_first_step_that_counts_is_not_waited_for_in_it(by_messages: bool, tmp_path: Path) -> None:
+def test_a_wait_for_earlier_work_is_not_in_the_first_counted_step(by_messages: bool, tmp_path: Path) -> None:
     waits = []
     for warm_up_ms in (1, 5_000):
         folder = tmp_path / str(warm_up_ms)
@@ -86,7 +86,7 @@ def test_what_was_before_the_first_step_that_counts_is_not_waited_for_in_it(by_m
     assert sum(one.share for one in waits[0] if one.role == "rollouts") < 1
 
 
-def test_what_a_process_does_in_no_module_and_no_range_is_said_so(tmp_path: Path) -> None:
+def test_work_outside_modules_and_ranges_is_reported_as_such(tmp_path: Path) -> None:
     """10 ms, twice 0.5 in ranges, and what it is handed and hands on."""
     write_ppo_job(tmp_path, PpoCulprit("driver", 0, "", 10), by_messages=True, noise=0)
 
@@ -156,7 +156,7 @@ def test_a_dataset_says_the_same_and_has_the_ranges_around_modules(tmp_path: Pat
     ]
 
 
-def test_what_one_alone_does_names_it_however_much_it_varies_and_whatever_the_first_step_held() -> None:
+def test_a_process_with_work_that_no_other_does_is_named_even_if_it_varies() -> None:
     state = np.array([20, 90, 25, 250, 140, 125, 115, 85, 30, 130, 75, 120, 25, 30, 80, 240], float) * 1e6
     made = np.append(4e9, np.zeros(15))
     processes = {0: ("driver", 0), 1: ("trainer", 0), 2: ("trainer", 1)}
@@ -172,7 +172,7 @@ def test_what_one_alone_does_names_it_however_much_it_varies_and_whatever_the_fi
 
 
 @pytest.mark.parametrize("count", [60, 15, 9])
-def test_who_saves_in_each_third_step_is_named_though_another_is_a_little_later_now_and_then(count: int) -> None:
+def test_a_process_that_saves_in_each_third_step_is_named_beside_a_slightly_late_one(count: int) -> None:
     """480 ms for 20 of 60 steps, and 2 ms for 12 others, in steps of 100 ms else; or for 5 and 3, or for 3 and 2."""
     steps = np.arange(count)
     save, late = (steps % 3 == 0) * 480e6, (steps % 5 == 1) * 2e6
@@ -186,7 +186,7 @@ def test_who_saves_in_each_third_step_is_named_though_another_is_a_little_later_
     assert (wait.waits_for, wait.fqn, wait.ratio) == ("trainer 0", "saving", None)
 
 
-def test_who_saves_twice_is_not_named_but_what_all_trainers_take_is() -> None:
+def test_two_savings_name_no_process_but_the_work_of_all_trainers_is_named() -> None:
     """480 ms for 2 of 30 steps: that may be at the end of an epoch, or by chance."""
     save = np.zeros(30)
     save[[9, 19]] = 480e6
@@ -201,7 +201,7 @@ def test_who_saves_twice_is_not_named_but_what_all_trainers_take_is() -> None:
 
 
 @pytest.mark.parametrize("others_ms", [0, 1, 60])
-def test_who_takes_long_in_each_fourth_step_where_all_take_a_little_is_named(others_ms: float) -> None:
+def test_a_process_that_is_slow_in_each_fourth_step_is_named_if_all_are_a_little_slow(others_ms: float) -> None:
     """150 ms more for 6 of 24 steps, where both take 2 ms; unless the other takes 60 more for three."""
     steps = np.arange(24)
     long, other = (steps % 4 == 1) * 150e6, (steps % 8 == 2) * others_ms * 1e6
@@ -218,7 +218,7 @@ def test_who_takes_long_in_each_fourth_step_where_all_take_a_little_is_named(oth
 
 
 @pytest.mark.parametrize(("more_ms", "named"), [(3, "trainers"), (9, "trainer 0")])
-def test_who_always_takes_a_little_more_is_not_whom_others_wait_for(more_ms: float, named: str) -> None:
+def test_a_process_that_is_always_a_little_slower_is_not_the_awaited_one(more_ms: float, named: str) -> None:
     """3 ms of steps of 103 while all wait 30 for the trainers: the first of them hands on the weights."""
     more, none = np.full(24, more_ms * 1e6), np.zeros(24)
     processes = {0: ("driver", 0), 1: ("trainer", 0), 2: ("trainer", 1)}

@@ -87,7 +87,7 @@ def test_arrows_join_the_calls_of_one_role_and_not_those_of_another_with_the_sam
     assert sorted(map(sorted, roles.values())) == [["rollout"]] * 20 + [["trainer"]] * 20
 
 
-def test_who_is_late_is_told_of_each_role(job: Path, tmp_path: Path) -> None:
+def test_late_ranks_are_found_in_each_role(job: Path, tmp_path: Path) -> None:
     whole = modtrace.find_slow_ranks(job)
     with pytest.raises(
         ModtraceError, match=r"several roles with ranks of their own \(rollout, trainer\).*--role trainer"
@@ -161,7 +161,7 @@ def test_a_job_that_runs_is_told_by_role_and_rank(job: Path) -> None:
     )
 
 
-def test_who_waits_is_looked_for_within_a_role() -> None:
+def test_waiting_ranks_are_found_within_a_role() -> None:
     """Rollout 0 has called its first all-reduce, and waits for rollout 1; both trainers have left three."""
     states = []
     for role, rank, calls in [("trainer", 0, 3), ("trainer", 1, 3), ("rollout", 0, 1), ("rollout", 1, 0)]:
@@ -228,7 +228,7 @@ def test_the_peak_of_each_role_is_told_though_their_ranks_are_equal(
 
 
 @pytest.mark.parametrize("reached", [False, True])
-def test_who_waits_is_called_by_its_role_where_all_count_their_ranks_together(reached: bool) -> None:
+def test_a_waiting_rank_has_the_name_of_its_role_if_roles_share_rank_numbers(reached: bool) -> None:
     states = []
     for rank, role in enumerate(["trainer", "trainer", "rollout"]):
         script = EventScript(64, None, {"pid": 1, "rank": rank, "role": role})

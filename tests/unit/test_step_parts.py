@@ -202,7 +202,7 @@ def test_the_loss_of_a_closure_is_not_the_optimizers() -> None:
     }  # fmt: skip
 
 
-def test_what_another_class_does_around_the_model_is_not_the_optimizers() -> None:
+def test_a_step_of_another_class_around_the_model_is_no_optimizer() -> None:
     script = EventScript()
     ranges, model = _Ranges(script), script.name("Net")
     opened = ranges.begin(0, range_text("Trainer.step", "optimizer"))
@@ -288,7 +288,7 @@ def test_a_step_begins_with_what_leads_to_its_training() -> None:
     assert [divide_steps(timeline.steps(low))[0].parts for low in range(4)] == [*map(dict, parts_of(timeline))]
 
 
-def test_what_is_before_the_steps_is_of_the_thread_that_did_most_until_each_mark() -> None:
+def test_time_before_the_steps_is_that_of_the_busiest_thread_until_each_mark() -> None:
     script = EventScript()
     ranges, net = _Ranges(script), script.name("Net")
     script.on_thread(script.add_thread("loads", tid=2))
@@ -308,7 +308,7 @@ def test_what_is_before_the_steps_is_of_the_thread_that_did_most_until_each_mark
 
 
 @pytest.mark.parametrize("trains_before", [False, True])
-def test_what_a_training_before_a_long_pause_took_is_in_no_step(trains_before: bool) -> None:
+def test_an_earlier_training_before_a_long_pause_is_in_no_step(trains_before: bool) -> None:
     script = EventScript()
     net = script.name("Net")
     if trains_before:  # and takes no step

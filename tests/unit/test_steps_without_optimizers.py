@@ -263,7 +263,7 @@ def test_a_step_ends_with_that_of_an_optimizer_of_ones_own(engine: Any, kind: ty
     assert recording.steps == 3
 
 
-def test_what_may_wrap_an_optimizer_of_torch_ends_no_step(engine: Any) -> None:
+def test_a_possible_wrapper_of_a_torch_optimizer_ends_no_step(engine: Any) -> None:
     class Wrapper:
         """Steps in each third call."""
 

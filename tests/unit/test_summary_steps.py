@@ -199,7 +199,7 @@ def two_ranks(*, ranks: tuple[int | None, int | None] = (0, 1)) -> Timeline:
     return replace(timeline, slices=columns, tracks=tracks)
 
 
-def test_of_several_ranks_steps_and_percentiles_are_of_the_first_and_totals_of_all() -> None:
+def test_steps_and_percentiles_cover_the_first_rank_and_totals_all_ranks() -> None:
     alone, summary = training().summary(), two_ranks().summary()
 
     assert summary.steps == alone.steps
@@ -222,11 +222,11 @@ def test_of_several_ranks_steps_and_percentiles_are_of_the_first_and_totals_of_a
     assert find_typical_step(two_ranks()) == alone.steps[0]
 
 
-def test_of_several_processes_without_ranks_the_first_is_named_by_its_program() -> None:
+def test_the_first_process_without_a_rank_is_named_by_its_program() -> None:
     assert "steps of python" in two_ranks(ranks=(None, None)).summary().tables["steps"].to("text").splitlines()
 
 
-def test_of_several_ranks_steps_are_chosen_by_the_marks_of_the_first() -> None:
+def test_steps_are_selected_by_the_marks_of_the_first_rank() -> None:
     timeline = two_ranks()
     # The first span is another rank's, which is a step behind.
     columns = replace(timeline.columns, start=timeline.columns.start.copy(), step=timeline.columns.step.copy())
@@ -306,7 +306,7 @@ def test_rows_are_those_of_a_second_implementation(drawn: Timeline) -> None:
 
 
 @given(timelines())
-def test_of_any_timeline_the_parts_of_each_step_add_up(timeline: Timeline) -> None:
+def test_the_parts_of_each_step_of_any_timeline_add_up(timeline: Timeline) -> None:
     for step in timeline.summary().steps:
         assert step.duration_ns == sum(step[2:-2]) + step.evaluation_ns
         assert min(step[1:]) >= 0

@@ -1,4 +1,4 @@
-"""What a summary says as text, JSON and in a notebook, letter by letter, and how it fits a terminal."""
+"""The exact text and JSON of a summary, also in a notebook, and its width in a terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_text_says_why_a_share_is_above_100() -> None:
     threads = [Track("forward", name, tid, MAIN) for tid, name in enumerate(("a", "b"))]
 
     def text(end: int, width: int | None = None) -> list[str]:
-        """Of two threads in `Net` from 0 on, one until `end`, the other until 30, where the step ends."""
+        """Summarize two threads in `Net` from 0 on: one until `end`, the other until the step ends at 30."""
         both = replace(columns, start=np.zeros(2, np.int64), end=np.array([end, 30]) * MS)
         timeline = Timeline(both, NAMES, threads, marks=[Mark(30 * MS, "step", "step 0")])
         return timeline.summary().to_text(width).splitlines()

@@ -71,9 +71,7 @@ def test_a_ring_tells_what_ran_in_the_last_seconds(tmp_path: Path) -> None:
     ]
 
 
-def test_what_modules_take_per_step_is_of_the_time_before_a_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_of_modules_per_step_are_from_before_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "0.modtrace"
     writer = Writer(path, rank=0)
     for number in range(9):  # a step each second, the first half of it in the module; then nothing for a minute
@@ -282,7 +280,7 @@ def test_communication_of_threads_at_once_counts_once(tmp_path: Path) -> None:
     assert read_rank_rates(tmp_path / "0.modtrace", 100, 1000).communication_ns == 6 * SECOND
 
 
-def test_what_is_shown_stays_while_paused_also_where_a_reading_was_under_way() -> None:
+def test_a_paused_screen_stays_even_during_a_read() -> None:
     view, over = ScreenState(), threading.Event()
     latest = deque([JobView((), (), 0)], maxlen=1)
 
@@ -295,7 +293,7 @@ def test_what_is_shown_stays_while_paused_also_where_a_reading_was_under_way() -
     assert latest[0].ranks == ()
 
 
-def test_what_interrupts_the_screen_ends_the_reading_too() -> None:
+def test_an_interrupt_of_the_screen_ends_the_read_too() -> None:
     readings: list[int] = []
 
     def read() -> JobView:

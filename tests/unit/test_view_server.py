@@ -87,7 +87,7 @@ def test_a_request_of_http_0_9_is_refused(server: TraceServer, path: str) -> Non
     assert ask(server, server.path) == 200
 
 
-def test_of_many_browsers_at_once_one_gets_to_the_page(server: TraceServer) -> None:
+def test_only_one_of_many_browsers_at_once_gets_the_page(server: TraceServer) -> None:
     answers: list[int] = []
     threads = [threading.Thread(target=lambda: answers.append(ask(server, server.launch_path))) for _ in range(16)]
     for thread in threads:

@@ -86,7 +86,7 @@ def test_a_condition_is_understood_or_the_forms_are_listed(text: str, condition:
 
 
 @pytest.mark.parametrize("given", [5, True, b"signal", ["signal", 5], [b"signal"]])
-def test_what_is_no_text_is_refused_like_a_text_that_is_no_condition(tmp_path: Path, given: object) -> None:
+def test_a_condition_that_is_no_text_is_refused_like_an_invalid_text(tmp_path: Path, given: object) -> None:
     with pytest.raises(
         modtrace.RecordingError, match=r"keep_when: (5|True|b'signal') is not a condition; the forms are "
     ):
@@ -181,7 +181,7 @@ def test_a_step_is_kept_with_those_around_it_once_they_have_ended(tmp_path: Path
         ("hang 1000min", {"head": 200}, None),
     ],
 )
-def test_what_is_slow_is_kept_by_its_condition(
+def test_a_slow_step_is_kept_by_its_condition(
     tmp_path: Path, when: str, slow: dict[str, int], name: str | None
 ) -> None:
     training = Training(tmp_path / "run.modtrace")
@@ -360,7 +360,7 @@ def test_without_steps_a_slow_call_is_kept_with_what_is_around_it(tmp_path: Path
     assert [span.call for span in spans] == list(range(46, 56))
 
 
-def test_what_is_overwritten_before_a_look_is_counted(tmp_path: Path) -> None:
+def test_events_overwritten_before_a_look_are_counted(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace", capacity=64)
     follower = RingFollower(tmp_path / "run.modtrace")
     training.step()
@@ -547,7 +547,7 @@ def test_the_watcher_of_a_ring_that_is_gone_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_has_a_reason_of_its_own_leaves_the_pause_of_slow_steps_alone(tmp_path: Path) -> None:
+def test_another_reason_does_not_start_the_pause_of_slow_steps(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace")
     for number in range(60):
         training.step(data=300 if number == 20 else 1, head=300 if number == 40 else 5)

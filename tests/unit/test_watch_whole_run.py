@@ -1,4 +1,4 @@
-"""What a watcher knows of a whole run, against NumPy over all durations that the test wrote."""
+"""The figures of a watcher for a whole run, compared with NumPy over all durations that the test wrote."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_whole_run_is_what_numpy_says_of_all_durations(
         assert follower.total_steps == steps
 
 
-def test_what_was_overwritten_before_a_look_is_said(tmp_path: Path) -> None:
+def test_events_overwritten_before_a_look_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     run = Durations(path, capacity=64)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Where a process is, by its ring file."""
+"""The place of a process, read from its ring file."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_waiting_in_a_backward_pass_is_told_by_the_last_node_before_it() -> None
 
 
 @pytest.mark.parametrize(("number", "known"), [(12, 12), (0, None), (-3, None), (1 << 40, None), (True, None)])
-def test_what_is_no_signal_is_not_believed(number: int, known: int | None, tmp_path: Path) -> None:
+def test_an_invalid_signal_number_is_ignored(number: int, known: int | None, tmp_path: Path) -> None:
     Writer(tmp_path / "run.modtrace", stacks_signal=number)
 
     assert read_rank_state(tmp_path / "run.modtrace").stacks_signal == known

@@ -47,7 +47,7 @@ def test_stacks_come_from_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_what_child_processes_do_is_told_of_one_that_waits_for_its_data_loader(
+def test_a_process_that_waits_for_its_data_loader_shows_its_child_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "py-spy").write_text('#!/bin/sh\necho "Process $3"\n')

@@ -1,4 +1,4 @@
-"""What a stream of a device is in, of events written by hand."""
+"""The place of a device's stream, from events written by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.event_script import EventScript
 from tests.support.where_rings import SECOND, state
 
 AHEAD = 7_000_000
-"""What the device's clock shows more than the host's."""
+"""Lead of the device's clock over the host's in ns."""
 PENDING = 100_000_000
 
 
@@ -92,7 +92,7 @@ def test_a_hang_is_known_as_long_as_the_device_is_asked() -> None:
     ]
 
 
-def test_of_a_process_that_is_gone_what_was_not_read_is_not_known() -> None:
+def test_unread_device_events_of_a_dead_process_are_unknown() -> None:
     stream = look(blocks(read=4), 30_000, is_running=False)
 
     assert ([call.fqn for call in stream.calls], stream.is_known) == (["Net", "Net.1"], False)
@@ -191,7 +191,7 @@ def test_a_line_per_stream_stands_below_the_threads() -> None:
     ]
 
 
-def test_what_is_not_known_is_said_to_be_so() -> None:
+def test_unknown_states_are_reported_as_unknown() -> None:
     net = ("Net", "forward")
 
     lines = shown(

@@ -270,7 +270,7 @@ def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
         moment = "the profiler stopped" if is_stop else "the next one on it began, which ends before it"
         message = (
             f"{names[name[row]]!r} on {_track_text(tracks[track[row]])} lasts {end[row] - start[row]} ns, "
-            f"{end[row] - possible_end[row]} of them after {moment}: no device works so; `merge` counts it until then"
+            f"{end[row] - possible_end[row]} of them after {moment}: no device does so; `merge` counts it until then"
         )
         yield Fault("device-overlap", message, int(position[row]))
 

@@ -1,4 +1,4 @@
-"""What an architecture to measure is."""
+"""The description of an architecture to measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is late: per step and over the run, which rank kept the others waiting, and in which module."""
+"""Late ranks: which rank kept the others waiting, per step and over the run, and in which module."""
 
 from .findings import find_late_in_rings, find_slow_ranks, slow_of_recordings, worst_ranks
 from .late_steps import LateVerdict, StepFinding
