@@ -4,9 +4,9 @@ The first is in the trace: hooks open a range of the profiler around each forwar
 operator. Live profiles of 14 architectures give these values, by engine and number of steps, with and without stacks,
 and with busy processes:
 
-- time: the share of forward operators' time inside our slice of their call;
+- time: the share of forward operators' time inside modtrace's slice of their call;
 - whole: the share of forward operators completely inside it, and the largest excess;
-- backward: the share of the time of autograd nodes inside our slices of the call that made them;
+- backward: the share of the time of autograd nodes inside modtrace's slices of the call that made them;
 - reported: the error that the merge reports.
 
 The second is traces that are made from a recording, on a clock with known offset, drift, wandering and steps: the true
@@ -51,7 +51,7 @@ Slice = tuple[int, int]
 
 
 class Inside(NamedTuple):
-    """The part of a trace inside our slices.
+    """The part of a trace inside modtrace's slices.
 
     Attributes:
         time: share of the forward operators' time.
@@ -125,7 +125,7 @@ def module_slices(events: list[dict[str, Any]]) -> list[Slice]:
 
 
 def call_slices(ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return our forward and recompute spans, in start order: the n-th span is the call of the n-th range."""
+    """Return modtrace's forward and recompute spans, in start order: the n-th span is the call of the n-th range."""
     return sorted((e for e in ours if e["cat"] in ("forward", "recompute")), key=lambda e: (e["ts"], -e["dur"]))
 
 
@@ -259,7 +259,7 @@ def load(processes: int) -> Iterator[None]:
 
 
 def print_inside(options: argparse.Namespace) -> bool:
-    """Print the shares of live profiles inside our slices; False if a share is too small."""
+    """Print the shares of live profiles inside modtrace's slices; False if a share is too small."""
     is_accurate = True
     for engine in options.engines:
         for name in options.models:

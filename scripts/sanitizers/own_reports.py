@@ -1,8 +1,8 @@
 """Print the sanitizers' reports in a folder, except races inside torch itself; exit with 1 if a report is printed.
 
 torch is not built with ThreadSanitizer. So the sanitizer does not see the counters by which torch keeps memory alive,
-but sees torch write and free that memory. In such a race, torch makes both accesses. If our engine makes one of the
-accesses, the race is printed.
+but sees torch write and free that memory. In such a race, torch makes both accesses. If modtrace's engine makes one of
+the accesses, the race is printed.
 
 usage: own_reports.py FOLDER
 """

@@ -4,7 +4,8 @@
 - `Exclusive` is a section that one thread at a time runs.
 - `cached_property` uses no lock.
 - `hold_ctrl_c` lets a file be saved before the program ends.
-- `raised_by_handler` distinguishes the user's errors from ours; `without_errors_of_users` suppresses those of classes.
+- `raised_by_handler` distinguishes the user's errors from modtrace's.
+- `without_errors_of_users` suppresses errors of the user's classes.
 """
 
 import contextlib
@@ -139,7 +140,7 @@ class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Return whether the handler of a signal raised `error`. Such an error is the user's, even inside our code."""
+    """Return whether a signal's handler raised `error`; such an error is the user's, even inside modtrace's code."""
     codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 

@@ -23,10 +23,10 @@ from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
 
 pytestmark = [
-    # A warning of torch's own, when its compiler is imported.
+    # A warning of torch, when its compiler is imported.
     pytest.mark.filterwarnings("ignore:.*torch.jit.script"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
-    # A warning of torch's own, when it compiles a part whose input another part made.
+    # A warning of torch, when it compiles a part whose input another part made.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 BACKENDS = ["aot_eager", "inductor"]

@@ -213,7 +213,7 @@ def compiled_modules(timeline: modtrace.Timeline) -> list[tuple[str, str, int | 
     ]
 
 
-# A warning of torch's own at a graph break, which torch means to hide.
+# A warning of torch at a graph break, which torch means to hide.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_compiled_span_lists_the_modules_inside(engine: Any, tmp_path: Path) -> None:
     parts = torch.compile(Parts(), backend="aot_eager")

@@ -16,7 +16,7 @@ import modtrace
 X = torch.ones(2, 4)
 Train = Callable[[], object]
 
-# Warnings of torch's own.
+# Warnings of torch.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
 
 

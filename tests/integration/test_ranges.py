@@ -409,7 +409,7 @@ def test_methods_that_save_have_ranges_around_their_calls(engine: EngineName, tm
 
 
 class Optimizing:
-    """An optimizer that is not one of torch's."""
+    """An optimizer whose class is not derived from torch's."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = list(model.parameters())

@@ -1,4 +1,4 @@
-"""A small GPT whose batches are cut by hand in a range of the user's; it computes its loss itself."""
+"""A small GPT whose batches are cut by hand in a range of the user; it computes its loss itself."""
 
 from __future__ import annotations
 

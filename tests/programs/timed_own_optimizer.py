@@ -1,4 +1,4 @@
-"""An optimizer that is none of torch's: a class of its own, with momentum."""
+"""An optimizer of the user with momentum, whose class is not derived from torch's."""
 
 from __future__ import annotations
 

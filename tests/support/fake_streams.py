@@ -26,7 +26,7 @@ _BUILD = Path(__file__).parents[2] / "build" / "test-libraries"
 
 
 class TimedEvent(NamedTuple):
-    """An event that tells the time, on a stream of the user's.
+    """An event that tells the time, on a stream of the user.
 
     Attributes:
         stream: torch's id of the stream.

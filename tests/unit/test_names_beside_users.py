@@ -1,4 +1,4 @@
-"""Names are found without code of the user's, and without waiting for good for a thread in which that runs."""
+"""Modules are named without running the user's code, and without waiting forever for a thread that runs it."""
 
 from __future__ import annotations
 

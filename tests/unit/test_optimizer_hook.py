@@ -19,7 +19,7 @@ from tests.support.forked_python import run_forked
 
 @pytest.fixture(autouse=True, scope="module")
 def hooks_of_others() -> Iterator[None]:
-    """Once there was a hook of the user's, ours stays: not so for other tests in this process."""
+    """Remove modtrace's hook, which stays once the user has one, so that other tests start without it."""
     hooks = torch_optimizer._global_optimizer_post_hooks
     yield
     torch_optimizer._global_optimizer_post_hooks = hooks

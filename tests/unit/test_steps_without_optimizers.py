@@ -20,7 +20,7 @@ X = torch.ones(2, 2)
 
 
 class OwnSgd:
-    """An optimizer that is none of torch's."""
+    """An optimizer whose class is not derived from torch's."""
 
     def __init__(self, parameters: Any) -> None:
         self.parameters, self.steps = list(parameters), 0

@@ -147,8 +147,8 @@ _ROUNDING_NS = 2
 
 
 _FIRST_RESERVED_TID = 4_040_000_000
-"""The first of our reserved thread ids. A profiler writes its ids as signed 32-bit numbers, all below 2**31. The trace
-processor reads unsigned 32 bits, so our ids fit."""
+"""The first thread id that modtrace reserves. A profiler writes its ids as signed 32-bit numbers, all below 2**31. The
+trace processor reads unsigned 32 bits, so these ids fit."""
 
 
 class JsonOutput:

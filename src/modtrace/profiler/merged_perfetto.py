@@ -395,7 +395,7 @@ def _sequence_start(base: int, metadata: Mapping[str, Any]) -> Iterator[TracePac
 
 
 def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -> Iterator[TracePacket]:
-    """Yield the descriptors of processes and devices, their threads and streams, and our tracks above the streams.
+    """Yield the descriptors of processes, devices, threads and streams, and of modtrace's tracks above the streams.
 
     A process is one group, which also contains the recording's tracks: below each thread, above its operators.
     """

@@ -235,7 +235,7 @@ def query(dataset: Location, sql: str, steps: tuple[int, int] | None = None) -> 
             times = [name for name in _MOMENT_FIELDS if tables.time.is_moved and name in files.schema.names]
             replacements = ", ".join(f"job_time(rank, {name}) AS {name}" for name in times)
             columns = f"* REPLACE ({replacements})" if times else "*"
-            # Only our names of tables and columns, and numbers, are inserted into the SQL.
+            # Only modtrace's names of tables and columns, and numbers, are inserted into the SQL.
             connection.execute(f'CREATE VIEW {table} AS SELECT {columns} FROM "{table} files"{step_filter}')  # noqa: S608
     ranks = pa.Table.from_pylist([entry._asdict() | {"source": None} for entry in tables.ranks])
     connection.register("ranks", ranks.drop_columns(["source"]))

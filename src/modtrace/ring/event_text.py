@@ -109,7 +109,7 @@ RangeCategory = Literal[
     "user", "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "generate", "torch"
 ]
 CATEGORIES: tuple[RangeCategory, ...] = get_args(RangeCategory)
-"""The purposes of ranges: `user` for a range of the user's, `torch` for a range of torch's that fits no other category.
+"""The purposes of ranges: `user` for the user's ranges, `torch` for a range of torch that fits no other category.
 
 No engine writes `evaluation`: the analysis finds evaluations among the calls.
 """

@@ -177,7 +177,7 @@ class Kind(IntEnum):
     STEP = 10, "step", "its number", "", "recording.py", "analysis"
     """A training step ended."""
     MARK = 11, "mark", "0", "text", "recording.py event_sink.py", "from_ring"
-    """A mark of the user's, or a sync mark."""
+    """A mark of the user, or a sync mark."""
     COUNTER = 12, "memory", "the sample", "text", "memory.cpp sampling.py", "from_ring"
     """A counter was sampled."""
     SHAPES = 13, "mark", "0", "text", "sampling.py", "from_ring"

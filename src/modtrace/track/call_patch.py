@@ -28,7 +28,7 @@ _exclusive = Exclusive()
 
 
 class Wrapper:
-    """A wrapper that a patch has put around a function of torch's, another wrapper of ours, or one of other code.
+    """A wrapper that a patch has put around a function of torch, another wrapper of modtrace, or one of other code.
 
     Attributes:
         replaced: the attribute that the wrapper replaced; for a class, the entry of its `__dict__`.
@@ -86,7 +86,7 @@ class PatchTarget:
         return [wrapper for wrapper in list(self._by_function.values()) if wrapper.patch is patch]
 
     def outermost_wrapper(self, patch: Patch) -> Wrapper | None:
-        """Return the outermost wrapper of `patch` that calls surely reach: around it are only wrappers of ours."""
+        """Return the outermost wrapper of `patch` that calls surely reach: around it are only modtrace's wrappers."""
         wrapper = self._by_function.get(id(self._function()))
         while wrapper is not None and wrapper.patch is not patch:
             wrapper = self._by_function.get(id(wrapper.replaced))
@@ -120,22 +120,22 @@ class PatchTarget:
             call_after_import(_DYNAMO, self._update_dynamo)
 
     def _update_dynamo(self) -> None:
-        """Let torch.compile recognize a module's call, if only our wrappers are around it: it skips to `forward`."""
+        """Let torch.compile skip to a module's `forward`, if all wrappers around the call are modtrace's."""
         dynamo = vars(sys.modules[_DYNAMO])
-        # The call at the import of dynamo, which may be a wrapper of the user's.
+        # The call at the import of dynamo, which may be a wrapper of the user.
         imported = self.below_ours(dynamo.get(_KNOWN_CALL))
         function = self._function()
         if imported is not None:
             dynamo[_KNOWN_CALL] = function if self.below_ours(function) is imported else imported
 
     def below_ours(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        """Return the function below our wrappers; `function` itself if it is not one of our wrappers."""
+        """Return the function below modtrace's wrappers; `function` itself if it is not one of them."""
         while (wrapper := self._by_function.get(id(function))) is not None:
             function = wrapper.replaced
         return function
 
     def is_ours_alone(self) -> bool:
-        """Return whether no wrapper of other code is around torch's call of a module, or between our wrappers."""
+        """Return whether no other code's wrapper is around torch's call of a module, or between modtrace's wrappers."""
         return self.below_ours(self._function()) is _TORCH_CALL
 
 

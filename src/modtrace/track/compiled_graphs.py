@@ -1,8 +1,8 @@
 """The graphs that AOTAutograd makes of a captured graph: the number of nodes of each module, and their FLOPs.
 
-torch passes each graph to its compiler as the first argument of a function, where we read it once and do not change it.
-Each node names its module; a node of a backward graph also names the forward module. A node that a backward graph
-recomputes has a mark of the forward. Graphs from AOTAutograd's cache do not pass these functions.
+torch passes each graph to its compiler as the first argument of a function, where modtrace reads it once and does not
+change it. Each node names its module; a node of a backward graph also names the forward module. A node that a backward
+graph recomputes has a mark of the forward. Graphs from AOTAutograd's cache do not pass these functions.
 """
 
 import sys

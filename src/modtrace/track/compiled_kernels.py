@@ -1,8 +1,8 @@
 """The modules whose nodes each Inductor kernel runs, in the order in which a compiled graph calls the kernels.
 
-Inductor names the nodes of a kernel wherever it writes a call of the kernel; we note the nodes there. The notes stay
-with the compiled graph, and so in torch's caches. They hold names of nodes, not modules: graphs that share a cache key
-have the same names, but may have other modules. The FX graph cache needs the names in AOTAutograd's graph, and
+Inductor names the nodes of a kernel wherever it writes a call of the kernel; modtrace notes the nodes there. The notes
+stay with the compiled graph, and so in torch's caches. They hold names of nodes, not modules: graphs that share a cache
+key have the same names, but may have other modules. The FX graph cache needs the names in AOTAutograd's graph, and
 AOTAutograd's cache those in the captured graph.
 """
 
@@ -217,7 +217,7 @@ def _missing() -> str:
 
 
 def _calling_first(function: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-    """Return a function that calls `note` and then `function`, if a graph that we watch is compiled."""
+    """Return a function that calls `note` and then `function`, if a watched graph is compiled."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -142,7 +142,7 @@ def _pause_s(poll: int) -> float:
 
 
 def _own_connection(store: Any) -> Any:
-    """Return a separate connection to the job's store, if possible, so that other threads do not wait for ours."""
+    """Return a separate connection to the job's store, if possible, so that other threads do not wait for this one."""
     try:
         return store.clone()
     except (AttributeError, NotImplementedError, RuntimeError):

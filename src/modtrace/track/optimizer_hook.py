@@ -1,8 +1,8 @@
 """The ends of optimizer steps: the hook that torch calls after each step, and frames of compiled steps.
 
-torch.compile traces the hooks of an optimizer that it compiles, so that only guards on them are left to run. So our
-hook is registered only if others are, to run after them. Most optimizers break the graph at their own step: torch's
-wrapper around `step` is then on the stack while the compiled parts of the step run.
+torch.compile traces the hooks of an optimizer that it compiles, so that only guards on them are left to run. So
+modtrace's hook is registered only if others are, to run after them. Most optimizers break the graph at their own step:
+torch's wrapper around `step` is then on the stack while the compiled parts of the step run.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _WRAPPER: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
 _log = logging.getLogger("modtrace")
 _listeners: list[Callable[[Optimizer], None]] = []
 _torch_hooks: dict[int, Mapping[Any, Callable[..., object]]] = {}
-"""The dictionaries that ours replaced, by id; they still hold the hooks that were registered before."""
+"""The dictionaries that modtrace replaced, by id; they still hold the hooks that were registered before."""
 
 
 def _hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -57,7 +57,7 @@ def report_own_step(optimizer: Any) -> None:
 
 
 def is_of_torch(optimizer: object) -> bool:
-    """Return whether an object is an instance of torch's `Optimizer`, without running code of the user's."""
+    """Return whether an object is an instance of torch's `Optimizer`, without running the user's code."""
     return issubclass(type(optimizer), Optimizer)
 
 
@@ -96,7 +96,7 @@ def _optimizer_step_code(self: Optimizer) -> None:
         _notify(self)
     elif _NAME not in hooks:
         # Any thread may be iterating over the dictionary of hooks, and torch raises in its step if the dictionary
-        # changes meanwhile. So a new dictionary replaces it. Our hook calls the hooks in the old one, from which
+        # changes meanwhile. So a new dictionary replaces it. modtrace's hook calls the hooks in the old one, from which
         # the users' handles still remove them.
         _torch_hooks[id(hooks)] = hooks
         torch_optimizer._global_optimizer_post_hooks = OrderedDict({_NAME: _hook})

@@ -386,14 +386,14 @@ def _wrap_preparation() -> None:
 
 
 class _Callbacks(list[Callable[[Any], None]]):
-    """Callbacks of torch.compile; `torch._dynamo.reset` removes all but ours."""
+    """Callbacks of torch.compile; `torch._dynamo.reset` removes all but modtrace's."""
 
     def clear(self) -> None:
         self[:] = [callback for callback in self if callback in (_start_compilation, _end_compilation)]
 
 
 def _watch_compilations() -> None:
-    """Make torch.compile call us when it starts and ends a compilation, once per process."""
+    """Make torch.compile call modtrace when it starts and ends a compilation, once per process."""
     handler: Any = sys.modules[_COMPILE_MODULE].callback_handler
     if not isinstance(handler.start_callbacks, _Callbacks):
         handler.start_callbacks = _Callbacks([*handler.start_callbacks, _start_compilation])
@@ -401,7 +401,7 @@ def _watch_compilations() -> None:
 
 
 _compilation: OpenRange | None = None
-"""The running compilation: torch calls us only for the outermost."""
+"""The running compilation: torch calls modtrace only for the outermost."""
 
 
 @skip_all

@@ -57,7 +57,7 @@ def hide_wrapper(wrapper: _Function, wrapped: Callable[..., Any]) -> _Function:
 
 
 def is_backward_compiled() -> bool:
-    """Return whether compiled autograd traces the backward pass of this code: it would trace our hooks too."""
+    """Return whether compiled autograd traces the backward pass of this code: it would trace modtrace's hooks too."""
     # Another thread may be importing the module at this moment.
     compiled_autograd = _imported("torch._dynamo.compiled_autograd")
     return compiled_autograd is not None and getattr(compiled_autograd, "compiled_autograd_enabled", False)

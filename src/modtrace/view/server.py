@@ -230,7 +230,7 @@ class _Handler(LocalHandler):
             self.connection.shutdown(socket.SHUT_WR)
 
     def _is_own_page(self) -> bool:
-        """Return whether the request comes from our page, which sends no Origin; refuse it otherwise."""
+        """Return whether the request comes from modtrace's page, which sends no Origin; refuse it otherwise."""
         if self.headers.get_all("Origin") or self.headers.get_all("Sec-Fetch-Site") != ["same-origin"]:
             self.send_error(HTTPStatus.FORBIDDEN, "another Origin")
             return False

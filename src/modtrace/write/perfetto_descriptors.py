@@ -55,7 +55,7 @@ class ArgNumbers(NamedTuple):
 class InternTable:
     """The numbers for names in a trace; the most used name of its first part has the shortest number.
 
-    The args of a span are a message of modtrace's, an extension of TrackEvent that the trace itself describes. It needs
+    The args of a span are a message of modtrace, an extension of TrackEvent that the trace itself describes. It needs
     half the bytes of debug annotations, which repeat the name of every value. Qualified names and classes are enum
     values. Number and type of the extension depend on the texts, so that traces in one file do not mix up their names.
 

@@ -38,7 +38,7 @@ _CHECKPOINT = "CheckpointFunction"
 _EVALUATE_PREFIX, _NODES, _NODES_AND_HOOKS = "autograd::engine::evaluate_function: ", "nodes", "nodes and hooks"
 
 _autograd: Any = torch._C._autograd
-# The original, not our patch of it. torch calls it deprecated: without it, no operators are counted.
+# The original, not modtrace's patch of it. torch calls it deprecated: without it, no operators are counted.
 _enable_profiler: Any = getattr(_autograd, "_enable_profiler_legacy", None)
 _PROFILER_MODULES = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
 _running: list[Any] = []

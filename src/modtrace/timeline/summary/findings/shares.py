@@ -70,7 +70,7 @@ _MIN_ONE_BY_ONE_SHARE = 0.50
 _MIN_HELPER_SHARE = 0.15
 """Minimum share of clipping, a scheduler or the like, which visits parameters less often than the optimizer."""
 _MIN_RANGE_SHARE = 0.30
-"""Minimum share of a range of the user's, which is likely part of the work."""
+"""Minimum share of a range of the user, which is likely part of the work."""
 _DDP = "DistributedDataParallel"
 _MIN_PER_STEP = 0.5
 """Minimum mean count in a step of an event that most steps have."""
