@@ -203,7 +203,7 @@ _NEW_FILE_MODE = 0o666
 _REPLACED_TYPES = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 """File types that are replaced, not written directly; replacing a folder is an error."""
 _PRIVATE_MODE = 0o600
-"""Permissions of a temporary file while it is written. Then it gets those of the file that it replaces."""
+"""Permissions of a temporary file while it is written. Then it gets the permissions of the file that it replaces."""
 
 
 class Sink(Protocol):

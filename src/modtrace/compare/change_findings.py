@@ -1,4 +1,4 @@
-"""Findings of a comparison: the largest changes of any kind; their figures are those of verdicts and parts."""
+"""Findings of a comparison: the largest changes of any kind, with the figures of verdicts and parts."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def noise_of(
 ) -> tuple[Float64Array, Float64Array]:
     """Return the variance of each module between recordings, and its degrees of freedom.
 
-    The variance is that of the module's own recordings, drawn towards modules of its size: their median ratio of the
+    The variance comes from the module's own recordings, drawn towards modules of its size: their median ratio of the
     variance between recordings to the variance expected from their steps. With one recording on a side, only this
     median counts.
     """

@@ -381,7 +381,7 @@ def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTime
 def typical(times: Int64Array) -> Typical:
     """Return the mean of the faster half, without the fastest twentieth.
 
-    The variance is that of a trimmed mean (Tukey and McLaughlin): times outside that range are moved to its ends.
+    It returns the variance of a trimmed mean (Tukey and McLaughlin): times outside that range are moved to its ends.
     """
     count = len(times)
     ordered = np.sort(np.maximum(times, 1)).astype(np.float64)

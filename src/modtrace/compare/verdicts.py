@@ -133,7 +133,7 @@ class Change(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the time is that of kernels on a GPU."""
+        """Whether kernels on a GPU took the time."""
         return self.phase.startswith("GPU ")
 
     def is_likely_above(self, limit: float) -> bool:
@@ -189,7 +189,7 @@ class _Times(NamedTuple):
 def compare_modules(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes]) -> ModuleChanges:
     """Compare modules and parts of the step; a key that few recordings lack is compared over the others.
 
-    The speed of the machine and the noise are those of modules; parts are judged by these.
+    Modules give the speed of the machine and the noise; parts are judged by these.
     """
     if all(run.parts for run in (*base_runs, *new_runs)):
         base_runs, new_runs = ([_add_parts(run) for run in side] for side in (base_runs, new_runs))
@@ -198,7 +198,7 @@ def compare_modules(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes])
     calls = {key: compare_calls(base_runs, new_runs, key, counts[key[1] == PART]) for key in keys}
     times = _measure(keys, [*base_runs, *new_runs], len(base_runs))
     common = _find_common_change(times, base_runs, new_runs, calls)
-    # Other programs slow a long part by another factor than the short modules in it: up to that of the step.
+    # Other programs slow a long part by another factor than the short modules in it: up to the factor of the step.
     step = noise.estimate(*(np.log([run.step.time_ns for run in side]) for side in (base_runs, new_runs))).difference
     for_parts = common
     if common.margin and common.cause != "work":
@@ -372,7 +372,7 @@ def _make_change(
     runs: list[int],
     steps: int,
 ) -> Change:
-    """Return a change; `log_ratio` is as measured, with the machine's change, `half_width` that of its interval."""
+    """Return a change; `log_ratio` is as measured, with the machine's change; `half_width` belongs to its interval."""
     corrected = log_ratio - machine.removed
     base, new = round(base_ns), round(base_ns * math.exp(min(corrected, noise.MAX_LOG)))
     ends = (log_ratio - machine.machine_high - half_width, log_ratio - machine.machine_low + half_width)

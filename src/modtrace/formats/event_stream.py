@@ -144,7 +144,7 @@ class EventStream:
     """The events of a trace, and the JSON before and after them.
 
     Kineto does not escape quotes, control characters and bytes other than UTF-8 in some texts: in the names of ranges,
-    and with `with_stack=True` in those of functions and modules. Such a broken event is repaired; if `strict`, it is an
+    and with `with_stack=True` in names of functions and modules. Such a broken event is repaired; if `strict`, it is an
     error.
 
     Attributes:

@@ -126,7 +126,7 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
     for hang in hangs:
         dump_hang = by_recorder.pop(_key(hang), None)
         if dump_hang is not None:
-            # The ranks of the dumps are named if they are not those of the rings.
+            # The ranks of the dumps are named if they differ from the ranks of the rings.
             differs = set(dump_hang.waiting).isdisjoint(hang.waiting)
             source = f" of {_phrase(by_rank, dump_hang.waiting)}" if differs else ""
             call = ", ".join((f"{dump_hang.operator} #{dump_hang.counter}", *dump_hang.details))

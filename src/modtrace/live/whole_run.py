@@ -37,7 +37,7 @@ class StepsFile:
         name: name of the file, which is created with the first step.
         say: prints a line for the user.
         max_lines: number of lines after which the interval of steps doubles.
-        is_named: whether the user named the file. Then its permissions follow the umask, otherwise those of the rings.
+        is_named: whether the user named the file. Then its permissions follow the umask, otherwise the rings'.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class KeepLimits(NamedTuple):
     margin_steps: int = 2  # number of steps before a moment, and after it
     pause_ns: int = 30_000_000_000  # minimum time between two windows of one reason
     max_kept: int = 20  # maximum number of kept moments
-    max_bytes: int = 500_000_000  # maximum size of all windows in the folder, including those of earlier runs
+    max_bytes: int = 500_000_000  # maximum size of all windows in the folder, including windows of earlier runs
 
 
 class LateArrival(NamedTuple):

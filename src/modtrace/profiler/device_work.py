@@ -350,7 +350,7 @@ def add_up_gpu_work(
 ) -> GpuWork | None:
     """Return the GPU work that modules launched; None if the trace has neither GPU work nor communication.
 
-    `owners` refers to the spans of `recorded`: the timeline's own, followed by those of captured graphs.
+    `owners` refers to the spans of `recorded`: the timeline's own, followed by the spans of captured graphs.
     """
     work = events.work
     if not len(work) and not len(on_cpu.span):

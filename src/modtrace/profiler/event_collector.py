@@ -1,6 +1,6 @@
 """The slices of a profiler trace that attribution needs, as columns per kind, selected from the table of its events.
 
-The category and the name of an event determine its kind; those of old versions of torch.profiler are known too.
+The category and the name of an event determine its kind, also in traces of old versions of torch.profiler.
 Times are integer nanoseconds from the trace's own base. As in every reader of JSON, they are read as doubles.
 Traces from before torch 2.4 count from 1970, so their times are multiples of 250 ns.
 """
@@ -49,7 +49,7 @@ class EventColumns:
     graph: Int64Array  # GPU work in a graph: the graph's id
     node: Int64Array  # GPU work in a graph: the id of its node
     phase: Int64Array  # calls of modules: index into `PHASES`
-    call: Int64Array  # number of the call among those of its module
+    call: Int64Array  # number of the call among its module's calls
     step: Int64Array  # number of its training step, or of a `ProfilerStep#`
     is_operator: Int64Array  # 1 for an operator of c10d, which does more than launch a collective, 0 for a range
     start_track: Int64Array  # arrows: track of the forward thread; the arrow itself is at the start of a node

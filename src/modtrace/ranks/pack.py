@@ -235,7 +235,7 @@ def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str
 def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number of each bucket of `length` steps and its tables, in order.
 
-    Each part has whole steps, later than those of the previous part. If all are empty, there is one empty bucket.
+    Each part has whole steps, later than the steps of the previous part. If all are empty, there is one empty bucket.
     """
     number, pending = 0, dict[str, Any]()
     for part in parts:

@@ -107,7 +107,7 @@ def record(
             also the calls inside them. True is 2 levels. A text is a shell pattern of fully qualified names:
             `"GPT.blocks.*"` chooses all levels of these calls, `"GPT.blocks.*,3"` three levels. Needs the native
             engine; without a device, one warning reports it, and the recording continues.
-        ranges: also record named ranges: those of `torch.profiler.record_function`, in torch and in your code,
+        ranges: also record named ranges: `torch.profiler.record_function`, in torch and in your code,
             without a profiler, and clipping, scalers, schedulers, others' optimizers, compilations and saving; also
             garbage collections of 0.1 ms or more.
         flops: also count the FLOPs of matrix products, convolutions, attention and operators with a formula by

@@ -112,7 +112,7 @@ class Recording:
 
     @property
     def path(self) -> str | None:
-        """The file to save to, with `%r` and the like filled in; with a schedule, that of the current or next cycle."""
+        """The file to save to, with `%r` and the like filled in; with a schedule, the current or next cycle's file."""
         return self._outputs.path
 
     @property
@@ -122,7 +122,7 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """Number of training steps since the start: those marked by `step`, otherwise those of the optimizers.
+        """Number of training steps since the start, as `step` marked them, otherwise by the optimizers.
 
         If no optimizer of torch steps, steps end with backward passes; only the timeline knows these.
         """

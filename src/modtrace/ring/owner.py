@@ -344,7 +344,7 @@ def find_rings(paths: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
 
 
 def newest_rings(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the rings that count (the newest of each name and rank, and running ones), and those of earlier runs.
+    """Return the rings that count (the newest of each name and rank, and running ones), and the rings of earlier runs.
 
     The rings of a rank's child processes have one name, whatever PID it contains.
     """

@@ -167,7 +167,7 @@ class Kind(IntEnum):
     NODE_BEGIN = 5, "node", "its sequence number", "number", "backward.cpp", "intervals"
     """An autograd node starts to run. Name: forward thread · graph task."""
     NODE_END = 6, "node", "value of its NODE_BEGIN", "number", "backward.cpp", "intervals"
-    """An autograd node ends. Name: that of its NODE_BEGIN."""
+    """An autograd node ends. Name: as in its NODE_BEGIN."""
     GRAPH_BUILT = 7, "node", "sequence number of the thread", "", "backward.cpp", "attribution"
     """Written with the start and the end of a node that builds a graph."""
     CALL_BACKWARD = 8, "node", "graph task · call key", "module?", "passes.py", "intervals"
@@ -183,7 +183,7 @@ class Kind(IntEnum):
     SHAPES = 13, "mark", "0", "text", "sampling.py", "from_ring"
     """The inputs of the call that was entered just before on this thread."""
     ACCUMULATE_END = 14, "node", "its sequence number", "number", "backward.cpp", "intervals"
-    """An AccumulateGrad ended; it belongs to the node before it. Name: that of a node's event."""
+    """An AccumulateGrad ended; it belongs to the node before it. Name: as in a node's event."""
     SEGMENT_BEGIN = 15, "node", "backward pass · sequence number of its first", "", "backward.cpp", "intervals"
     """The nodes of a segment run from now on (native engine)."""
     PASS_BEGIN = 16, "pass", "number of this call in the process", "", _PASSES, "analysis"
@@ -196,7 +196,7 @@ class Kind(IntEnum):
     """A collective, or a send or receive, is called. The text: see `event_text`."""
     COLLECTIVE_EXIT = 21, "communication", "NOT_AWAITED_BIT · bytes", "text?", _NETWORK, "range_slices"
     """The call returns. The bytes are the larger of its inputs and its outputs on this rank. The text of this event and
-    of the next three kinds is that of the COLLECTIVE_ENTER."""
+    of the next three kinds is the same as in the COLLECTIVE_ENTER."""
     COLLECTIVE_DONE = 22, "communication", "value of its enter", "text?", "collectives.cpp", "range_slices", True
     """A collective is complete, at any later time; the event's thread is the thread that called it."""
     WAIT_ENTER = 23, "communication", "value of the COLLECTIVE_ENTER, or -1", "text?", _NETWORK, "range_slices"
@@ -211,9 +211,9 @@ class Kind(IntEnum):
     DEVICE_CLOCK = 27, "device", "device · its clock's time", "number", "reader.cpp", "analysis", True
     """A device's clock was read, between this event's time and `name` ns before it."""
     DEVICE_STREAM = 28, "device", "torch's id of the stream", "number", "reader.cpp times.cpp", "analysis", True
-    """The stream of a stream number. Name: that of DEVICE_QUEUED."""
+    """The stream of a stream number. Name: as in DEVICE_QUEUED."""
     DEVICE_PENDING = 29, "device", "the device event's number", "number", "reader.cpp", "streams", True
-    """A device had not reached a device event when it was asked. Name: that of DEVICE_QUEUED."""
+    """A device had not reached a device event when it was asked. Name: as in DEVICE_QUEUED."""
     GRADIENTS = 30, "step", "number of such passes before", "number", _PASSES, "analysis"
     """An outermost backward pass that builds no graph has given gradients to leaf tensors. Name: 0 if it added them to
     `.grad`, 1 if it returned them. Once a `STEP` or an `OPTIMIZER_STEP` came, no pass has this event."""
@@ -253,7 +253,7 @@ class Kind(IntEnum):
     RANGE_BEGIN = 40, "range", "its number", "text", "ranges.cpp ranges.py", "range_slices"
     """A range starts. No other range has its number. The text: see `event_text`."""
     RANGE_END = 41, "range", "value of its RANGE_BEGIN", "text", "ranges.cpp ranges.py", "range_slices", True
-    """A range ends; another thread can end it. The text is that of its RANGE_BEGIN."""
+    """A range ends; another thread can end it. The text is the same as in its RANGE_BEGIN."""
     GREENLET_SUSPENDED = 42, "greenlet", "sequence number of the OS thread", "", "greenlets.cpp", "attribution"
     """This greenlet stops, and a greenlet outside all calls goes on."""
     GREENLET_RESUMED = 43, "greenlet", "sequence number of the OS thread", "", "greenlets.cpp", "attribution"

@@ -329,7 +329,7 @@ class Stats(Mapping[str, int]):
         torn: slots that were being written when they were read or when the process died.
         unfinished: spans whose exit never came.
         unstarted: spans whose enter was overwritten.
-        unattributed: runs of autograd nodes outside all modules, such as those of a loss function; nothing is lost.
+        unattributed: runs of autograd nodes outside all modules, such as the nodes of a loss function; nothing is lost.
             A run is a sequence of such nodes in one pass on one thread, without nodes of a module between them. The
             Python engine omits nodes of a graph if another thread than the one that runs the pass made it.
     """

@@ -123,7 +123,7 @@ def add_gpu_tracks(
     """Return the timeline with a track per stream, and spans that are linked to the call that launched their work.
 
     `Slices.track` of the spans indexes `streams`, (device, stream) of the process of the timeline's first track. Phase
-    and call of a span are those of the launching call. `names` starts with the timeline's names; None: only these.
+    and call of a span come from the launching call. `names` starts with the timeline's names; None: only these.
     """
     if not len(spans):
         return timeline

@@ -63,7 +63,7 @@ def extents(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) 
 def shift_apart(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) -> tuple[Int64Array, Int64Array]:
     """Return the shift of each group's times that makes groups follow each other without touching, and its new start.
 
-    The work of many threads can then be handled like that of one thread.
+    Code for one thread can then handle the work of many threads.
     """
     first, last = extents(group, start, end, groups)
     length = np.where(first <= last, last - first + 1, 0)

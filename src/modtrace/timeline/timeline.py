@@ -64,7 +64,7 @@ class LazyRows(Sequence[_Row_co]):
 class Span(NamedTuple):
     """One call of a module in one phase, with its start and end.
 
-    A call whose backward is interleaved with that of another call has several backward spans.
+    A call whose backward is interleaved with another call's has several backward spans.
 
     Attributes:
         name: the path below the nearest called ancestor and the class (`h.0: Block`); only the class for a root.

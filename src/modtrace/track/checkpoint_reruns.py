@@ -81,9 +81,9 @@ def _is_torch_checkpoint(frame: FrameType | None) -> bool:
 
 
 def _note_of(module: nn.Module, inputs: Sequence[Any], sequence: int) -> tuple[_Note, list[StorageWeakRef]]:
-    """Return a call's key, equal to that of its rerun (module, node, memory and version of inputs), and the storages.
+    """Return a call's key, equal to its rerun's key (module, node, memory and version of inputs), and the storages.
 
-    The key is empty for tensors without memory, such as those of torch.func.
+    The key is empty for tensors without memory, such as torch.func's.
     """
     try:
         with unseen_by_modes():

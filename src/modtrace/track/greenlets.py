@@ -1,4 +1,4 @@
-"""Greenlets, such as those of gevent: each is recorded as a separate thread.
+"""Greenlets, such as gevent's: each is recorded as a separate thread.
 
 Until `greenlet` is imported, each thread has one greenlet, and this module does nothing.
 """

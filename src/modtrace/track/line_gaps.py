@@ -43,7 +43,7 @@ class LineGaps:
     A gap after a forward that builds a graph, or before a backward pass, belongs to the part `loss` of a step. A span
     is an outermost call of a module, a backward pass or a range. The thread that starts or ends a span calls this, with
     the GIL: so no other thread's frames are read, and no frame is kept. `on_call` gets the inputs of outermost calls,
-    `on_any_call` also those of inner ones, which begin as `INNER_CALL`. Backward passes call `on_backward` first.
+    `on_any_call` also the inputs of inner calls, which start as `INNER_CALL`. Backward passes call `on_backward` first.
     """
 
     def __init__(

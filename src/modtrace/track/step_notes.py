@@ -177,7 +177,7 @@ class StepNotes:
         try:
             if not self._in_use.acquire(timeout=_MAX_FINISH_WAIT_S):
                 return
-            if not self._module_notes:  # else keep those of the last sample: the modules may be gone by now
+            if not self._module_notes:  # else keep the notes of the last sample: the modules may be gone by now
                 self._module_notes = self._describe_modules()
             if self._unit in _UNITS.values():
                 self._waited_ns += self._read_run_delay()

@@ -117,7 +117,7 @@ def _name_frames(timeline: Timeline) -> tuple[list[str], Int64Array]:
     (`h.0: Block (recompute)`).
     """
     columns = timeline.columns
-    # Here BACKWARD means a name without a phase, that of an ordinary span of its track.
+    # Here BACKWARD means a name without a phase, as an ordinary span of its track has.
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)
     span_phase = np.where((columns.phase == FORWARD) & ~on_backward[columns.track], BACKWARD, columns.phase)
     keys, frame = np.unique(columns.name.astype(np.int64) * len(PHASES) + span_phase, return_inverse=True)

@@ -55,7 +55,7 @@ class Lanes:
     pids: dict[Process, int | str]  # pid of each process in the file: its own pid if that is unused
     # Pid (of the first process, if any) and tid of the row of steps and marks, which belong to no thread
     marks: tuple[int | str, int]
-    sort_indexes: Sequence[int]  # sort index of each lane among its process's rows, and then that of the row of marks
+    sort_indexes: Sequence[int]  # sort index of each lane among its process's rows, then of the row of marks
     ids: _IdAllocator  # allocator of pids and tids
 
     @classmethod

@@ -63,7 +63,7 @@ _Events = Callable[[slice], list[Column]]
 
 
 def write_perfetto(timeline: Timeline | Pieces, path: str | os.PathLike[str], *, mode: int | None = None) -> None:
-    """Write a Perfetto trace of track events in Unix nanoseconds; `mode` is that of `atomic_writer`.
+    """Write a Perfetto trace of track events in Unix nanoseconds; `mode` is passed to `atomic_writer`.
 
     Raises WriteError if spans of a track overlap partly, or the file cannot be written; an existing file is intact.
     """

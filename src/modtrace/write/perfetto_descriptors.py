@@ -104,7 +104,7 @@ def interned_packets(
     arg_names: Iterable[str],
     texts: Iterable[str] = (),
 ) -> Iterator[TracePacket]:
-    """Yield the packets that define numbers on a sequence; all numbers except those of `names` count from 1."""
+    """Yield the packets that define numbers on a sequence; all numbers except the numbers of `names` count from 1."""
     items = iter(names.items())
     while names_of_packet := [*itertools.islice(items, _NAMES_PER_PACKET)]:
         packet = following_packet(sequence)
@@ -162,7 +162,7 @@ class TrackDescriptors:
     def uuid(self, *key: object) -> int:
         """Return the uuid of a track. Its key is "lane" or "counter" with an index, or "marks", for marks and steps.
 
-        The indices of counters of step parts follow those of the timeline's counters.
+        The counters of step parts follow the timeline's counters in the indices.
         """
         return track_uuid(f"{self._recording} {key}")
 

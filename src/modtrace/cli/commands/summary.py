@@ -191,7 +191,7 @@ def _table_texts(summary: "Summary", names: Sequence[str], limit: int | None, wi
 
 
 def _all_texts(summary: "Summary", limit: int | None, width: int, *, with_steps: bool) -> list[str]:
-    """Return all tables, those of steps only if `with_steps`."""
+    """Return all tables; tables of steps only if `with_steps`."""
     from ...timeline.summary.tables import parts_table, steps_table
 
     costs = _table_texts(summary, ("flops", "compiled", "memory"), limit, width)

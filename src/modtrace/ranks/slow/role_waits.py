@@ -1,6 +1,6 @@
 """Waits of roles for other roles, in messages and in ranges, followed to the process that all of them wait for.
 
-The steps are those of the process with the longest steps. Work of other processes belongs to the step in which it
+The process with the longest steps defines the steps. Work of other processes belongs to the step in which it
 ends, so a role may count its own steps, or none.
 """
 

@@ -68,7 +68,7 @@ def queued_events(events: Events) -> QueuedEvents:
 
 
 def device_points(events: Events, queued: QueuedEvents, *, of_collectives: bool = False) -> DevicePoints:
-    """Return the device events that were read: those of modules, or of collectives."""
+    """Return the device events that were read, of modules or of collectives."""
     event = queued.collective if of_collectives else np.where(queued.collective < 0, queued.event, -1)
     is_read = (queued.reached >= 0) & (event >= 0)
     return DevicePoints(event[is_read], queued.stream[is_read], events.value[queued.reached[is_read]])
@@ -168,7 +168,7 @@ class RingAnalysis:
 
     @cached_property
     def events(self) -> Events:
-        """The events of modules, nodes, steps and marks, without those of torch.distributed and devices."""
+        """The events of modules, nodes, steps and marks, without events of torch.distributed and devices."""
         return self.all_events.take(is_core_event(self.all_events))
 
     @cached_property
@@ -193,12 +193,12 @@ class RingAnalysis:
 
     @cached_property
     def passes(self) -> PassColumns:
-        """The backward passes; indexes are those of `events`."""
+        """The backward passes; they hold indexes into `events`."""
         return _pair_passes(self.events)
 
     @cached_property
     def step_ends(self) -> StepEnds:
-        """The ends of training steps; indexes are those of `events`."""
+        """The ends of training steps; they hold indexes into `events`."""
         if self._ring is None:
             return _find_step_ends(self.events)
         ends = self._ring.step_ends
@@ -323,7 +323,7 @@ class StepEnds(NamedTuple):
     event: Int64Array  # index of the event that ends the step
     number: Int64Array  # number of the step
     with_passes: bool = False  # whether backward passes end the steps
-    first_count: Int64Array = np.zeros(0, np.int64)  # number of steps ended before; empty: that of the first step here
+    first_count: Int64Array = np.zeros(0, np.int64)  # number of steps ended before; empty: the first step's number
 
 
 def _find_step_ends(events: Events) -> StepEnds:

@@ -39,7 +39,7 @@ class Intervals:
     end_ns: Int64Array  # monotonic clock
     is_node: BoolArray  # True for autograd nodes and segments of them, False for calls
     name: Int64Array  # number of the module's name; of the call for a Python-engine node; `NO_NAME` for other nodes
-    call_key: Int64Array  # number of the call among those of that name; -1 for nodes of the native engine
+    call_key: Int64Array  # number of the call among the calls of that name; -1 for nodes of the native engine
     sequence: Int64Array  # a node's sequence number, or the thread's when a call entered; -1 if unknown
     exit_sequence: Int64Array  # the thread's sequence number when a call exited; -1 if unknown
     forward_thread: Int64Array  # torch's number of the thread that made a native node; -1 for other intervals

@@ -65,7 +65,7 @@ class RingPieces:
         change: function applied to each timeline before it is returned; None: no change.
 
     Attributes:
-        remainder: if there are cuts, the events other than those of calls and nodes, with only the samples that
+        remainder: if there are cuts, the events of neither calls nor nodes, with only the samples that
             `held_memory` needs; its stats count all lost events.
         cuts: serial numbers at which a piece after the first can start; empty if all events are needed together.
         joined: the timeline of all pieces, after `join`.

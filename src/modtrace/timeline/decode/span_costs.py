@@ -236,7 +236,7 @@ def _lookup(track: Int64Array, start: Int64Array, end: Int64Array) -> InnermostL
 
 
 def _with_nodes_inside(analysis: RingAnalysis, passes: _Passes) -> tuple[Int64Array, Int64Array]:
-    """Return the call and the pass of each node; a node without a call gets those of the node around it.
+    """Return the call and the pass of each node; a node without a call gets the values of the node around it.
 
     A function that a checkpoint runs again makes such nodes; a reentrant checkpoint runs them in its own node.
     """

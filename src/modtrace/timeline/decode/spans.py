@@ -1,7 +1,7 @@
 """Intervals → one row per span with its depth and track; backward spans are cut from runs of nodes.
 
-Consecutive nodes of a thread share the spans of their common calls. A call whose nodes are interleaved with those of
-another call has several spans, so backward spans are nested by construction.
+Consecutive nodes of a thread share the spans of their common calls. A call whose nodes are interleaved with the nodes
+of another call has several spans, so backward spans are nested by construction.
 """
 
 from bisect import bisect_right

@@ -153,7 +153,7 @@ def summarize_memory(
     ]
     peaks = np.full((len(PHASES), len(groups)), _NONE)
     for piece in pieces:
-        # Groups of ranges follow those of modules, and not all pieces have them.
+        # Groups of ranges follow groups of modules, and not all pieces have them.
         count = min(len(groups), piece.peak_bytes.shape[1])
         np.maximum(peaks[:, :count], piece.peak_bytes[:, :count], out=peaks[:, :count])
     table = np.vstack([peaks.max(axis=0), peaks])

@@ -117,7 +117,7 @@ class GpuStepTimes(NamedTuple):
     Attributes:
         step: number of the step.
         gpu_ns: total duration of kernels, memcpys and memsets, without communication.
-        communication_ns: total duration of collectives, including those of gloo on the CPU.
+        communication_ns: total duration of collectives, including gloo's on the CPU.
         communication_overlap_ns: the part of `communication_ns` while the same device computed.
     """
 
@@ -134,7 +134,7 @@ class GpuTotals(NamedTuple):
         kernel_ns: total duration of kernels, without communication.
         memcpy_ns: total duration of memcpys.
         memset_ns: total duration of memsets.
-        communication_ns: total duration of collectives, including those of gloo on the CPU.
+        communication_ns: total duration of collectives, including gloo's on the CPU.
         communication_overlap_ns: the part of `communication_ns` while the same device computed.
     """
 

@@ -257,7 +257,7 @@ class Summary:
         return join_texts(tables.header(self)[1:], [modules], width)
 
     def first_screen(self, width: int | None = None) -> str:
-        """Return a line about the recording, the findings, the parts of a step, the first 8 rows and those of findings.
+        """Return a line about the recording, the findings, the parts of a step, the first 8 rows and findings' rows.
 
         If the text is longer than 3 kB, it has fewer rows, and the evidence of only the first findings. For `width`
         see `Table.to`.

@@ -57,7 +57,7 @@ class Overview(NamedTuple):
         modules: number of modules that have spans.
         losses: counts of missing data that are not 0: `overwritten` and `torn` (events), `unfinished`, `unstarted` and
             `incomplete` (spans), `missing_bytes` (cut off the end of a ring's file). `unattributed` is not a loss: it
-            counts runs of autograd nodes outside all modules, such as those of a loss function.
+            counts runs of autograd nodes outside all modules, such as the nodes of a loss function.
         recomputed: number of modules that checkpointing ran again as a whole, by class.
         compiled: number of modules inside each module or function that torch.compile compiled, by name.
         told_apart: names that several modules had; for each, the names that modtrace gave to all but the first module.

@@ -283,7 +283,7 @@ def _is_in_list(module: str, called: Container[str]) -> bool:
 def _add_place(
     cause: tuple[str, SlowPart], times: GroupTimes, usual_ns: Int64Array, groups: Groups
 ) -> tuple[str, SlowPart]:
-    """Return the cause with the innermost module that explains it; `times` are those of the slow step."""
+    """Return the cause with the innermost module that explains it; `times` belong to the slow step."""
     group, (sentence, slow) = times.group, cause
     excess = times.ns - usual_ns[group]
     if not len(excess) or excess.max() < _MIN_SHARE_OF_PART * (slow.took_ns - slow.usual_ns):

@@ -287,7 +287,7 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
 
 
 def _edges(timeline: Timeline) -> Int64Array:
-    """Return the first process's start (or that of the selected steps), its marks, and its end."""
+    """Return the start of the first process, or of the selected steps; its marks; and its end."""
     rows = np.flatnonzero(select.first_process_tracks(timeline)[timeline.slices.track])
     start, marks = timeline.begin_ns, timeline.step_ends
     if start is None:

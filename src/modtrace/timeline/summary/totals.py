@@ -89,7 +89,7 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
     in_backward = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
     timed = np.flatnonzero(is_outermost(columns, group) & ~in_backward)
     bounds = find_step_bounds(timeline, step_by)
-    # Steps are those of the first process, and do not divide the spans of other processes.
+    # Steps belong to the first process, and do not divide the spans of other processes.
     is_own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
     in_step = is_own & (step >= 0)
     if bounds.step_by == OPTIMIZER:
@@ -310,7 +310,7 @@ def _sum_up(
 def _sum_groups(tables: Iterable[Int64Array], groups: int) -> Int64Array:
     """Return int64[..., groups], the sum of the pieces' tables, which may have fewer groups.
 
-    The groups of ranges, which contain no span, follow those of modules, and are not in all pieces.
+    The groups of ranges, which contain no span, follow the groups of modules, and are not in all pieces.
     """
     cut_tables = [table[..., :groups] for table in tables]
     sums = np.zeros((*cut_tables[0].shape[:-1], groups), np.int64)

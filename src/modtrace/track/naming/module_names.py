@@ -75,7 +75,7 @@ class ModuleNames:
         # By the id of a span's name: the compiled modules that run inside it, and the graphs.
         self._compiled: dict[int, tuple[dict[str, None], list[dict[str, Any]]]] = {}
         self._fqns: dict[int, str] = {}
-        # By name id, the prefix of the names of inner modules: that of a wrapper omits the wrapper.
+        # By name id, the prefix of the names of inner modules; a wrapper's prefix omits the wrapper.
         self._prefixes: dict[int, str] = {}
         self._last_name_ids: dict[int, int] = {}
         # By `id()` of a module, the reference that is added to `dead` when the module dies.

@@ -152,7 +152,7 @@ def _flags_of_torch() -> Iterator[str]:
 
 
 def _cuda_headers() -> Path | None:
-    """Return the folder of CUDA's headers: those of Triton, which torch requires, or else those of a toolkit."""
+    """Return the folder of CUDA's headers: in Triton, which torch requires, or else in a toolkit."""
     if torch.version.cuda is None:
         return None
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"

@@ -202,7 +202,7 @@ class SegmentHooks(Generic[_Stack]):
     def begin_pass(self, number: int, outputs: object, inputs: Sequence[Any]) -> None:
         """Hook the first node that a pass from `outputs` runs in each segment that has no hook yet.
 
-        These segments are: the nodes since the last call, such as those of the loss; earlier nodes outside all calls;
+        These segments are: the nodes since the last call, such as the loss's nodes; earlier nodes outside all calls;
         nodes of calls that raised, ran under `vmap` or stored their result elsewhere. The graph is followed through
         segments outside all calls. If only one thread made graphs, all nodes are followed down to the oldest segment of
         calls: sequence numbers belong to one thread.

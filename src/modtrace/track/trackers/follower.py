@@ -255,7 +255,7 @@ class Follower(SegmentHooks[LiveThread]):
         thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.has_ended]
 
     def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
-        """End the backward of calls that are not `call` or around it; start that of `call` and of calls around it."""
+        """End the backward of other calls than `call` and the calls around it; start the backward of these."""
         chain = set() if call is None else set(call.chain())
         while task.call is not None and task.call not in chain:
             self._end_backward(task, gradient)

@@ -16,7 +16,7 @@ _MIN_HELD_SHARE = 0.3
 _MIN_HELD_BYTES = 8 << 20
 """Minimum number of bytes that this module holds."""
 _MIN_RATIO_TO_NEXT = 3
-"""Minimum ratio of its memory to that of the next module with another list pattern."""
+"""Minimum ratio of its memory to the memory of the next module with another list pattern."""
 _LOW_MFU = 0.2
 """Limit of a low MFU; efficient trainings of transformers have 0.35 to 0.55."""
 _DRY_LATENCY_NS = 50_000

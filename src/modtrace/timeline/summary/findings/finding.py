@@ -181,7 +181,7 @@ class CallCounts(NamedTuple):
     extra_passes: Int64Array  # of outermost modules, number of backwards in one more pass over a kept graph
     extra_pass_ns: Int64Array  # time of these backwards
     own_forward_ns: Int64Array  # forward time of all calls, outside inner modules
-    growth_in_steps_ns: Int64Array  # of outermost modules, forward time beyond that of a step's first calls
+    growth_in_steps_ns: Int64Array  # of outermost modules, forward time beyond the time of a step's first calls
 
 
 class RuleInput:
@@ -205,7 +205,7 @@ class RuleInput:
         part_names: names of the parts.
         other_ns_after: by part, the time of `other` that follows it, in all steps.
         duration_ns: int64[steps], without evaluations.
-        thread_count: number of threads with steps; 0 if steps are those of the whole process.
+        thread_count: number of threads with steps; 0 if the whole process has steps.
         mean_concurrency: mean number of steps that run at the same time, while any does.
         total_ns: total time of the counted steps, with evaluations.
     """
@@ -316,7 +316,7 @@ class RuleInput:
 
     @cached_property
     def own_p10_ns(self) -> AnyArray:
-        """float64[rows], `p10_ns` minus that of inner modules."""
+        """float64[rows], `p10_ns` minus the `p10_ns` of inner modules."""
         return self._add_inner(self.p10_ns, -1)
 
     @cached_property
@@ -352,7 +352,7 @@ class RuleInput:
         return self._add_inner(self.calls, 1) - self.calls
 
     def _add_inner(self, values: AnyArray, factor: int) -> AnyArray:
-        """Return float64[rows], the values plus `factor` times those of the modules directly inside."""
+        """Return float64[rows], the values plus `factor` times the values of the modules directly inside."""
         index_of = {row.fqn: index for index, row in enumerate(self.rows)}
         inner = [index for index, row in enumerate(self.rows) if self.outer[row.fqn]]
         parents = [index_of[self.outer[self.rows[index].fqn][0]] for index in inner]
@@ -373,7 +373,7 @@ class RuleInput:
     def is_wrapper(self, row: ModuleTimes) -> bool:
         """Return whether a model with a name of its own runs inside, such as in DistributedDataParallel.
 
-        The own time of such a wrapper in a step is unknown, and not that of the user's code.
+        The own time of such a wrapper in a step is unknown, and no time of the user's code.
         """
         return row.fqn not in self.holders and row.forward_self_ns != row.forward_ns
 

@@ -29,7 +29,7 @@ _SORTERS = frozenset(
     {"argsort", "bincount", "histc", "histogram", "inverse", "kthvalue", "logdet", "matrix_exp", "median", "mode", "qr"}
     | {"msort", "nanmedian", "nanquantile", "quantile", "sort", "svd", "unique_dim", "unique_consecutive", "_unique2"}
 )
-"""Operators that sort or factorize, besides those of linalg. No layer consists of them: routing to experts and sampling
+"""Operators that sort or factorize, besides linalg's. No layer consists of them: routing to experts and sampling
 of tokens sort few values, in little time."""
 _LINALG = "linalg_"
 _PLAIN_LINALG = frozenset({"vector_norm", "norm", "matmul", "vecdot", "multi_dot", "cross"})

@@ -116,7 +116,7 @@ class NotedSteps:
         in_optimizers: operators in optimizers, by torch's names.
         zero_fills: operators in optimizers that fill gradients with zeros.
         gaps: longest times between modules, backward passes and ranges.
-        slow_gaps: these times, and those of slow steps.
+        slow_gaps: these times, and such times of slow steps.
         forward_hooks: by module, number of forward hooks.
         largest_percent: percent of all parameters' values that one module has, if most, by its name.
         gradient_hooks: number of hooks of gradients.
@@ -131,7 +131,7 @@ class NotedSteps:
         always_on: settings that slow a program and were on in each sampled step.
         growth_bytes: growth of the process's memory in bytes a step; 0 if it is not steady.
         list_growth: by name of a list or the like that grows as steadily, number of new values a step.
-        in_hooks: operators in backward passes outside nodes, except those of torch itself.
+        in_hooks: operators in backward passes outside nodes, except torch's own.
         hooks_ns: time of a backward pass outside its nodes and torch's calls of these, in a step.
     """
 
@@ -469,7 +469,7 @@ def _find_untrained(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Findin
 
 
 def _find_doubles(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
-    """Yield findings for computing in float64: by all parameters, by those of some modules, or by tables.
+    """Yield findings for computing in float64: by all parameters, by parameters of some modules, or by tables.
 
     Tables count only if gradients are cast.
     """

@@ -384,7 +384,7 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
 
 
 def _is_by_wait(excess_ns: float, delay_ns: int, total_wait_ns: int) -> bool:
-    """Return whether waiting for a CPU explains a step's excess; the total is that of all calls if these are steps."""
+    """Return whether waiting for a CPU explains a step's excess; the total covers all calls if these are steps."""
     factor = _CPU_WAIT_SHARE if excess_ns < _LONG_EXCESS_NS else _MIN_WAITS_RATIO
     return delay_ns >= _CPU_WAIT_SHARE * excess_ns or total_wait_ns >= factor * excess_ns
 

@@ -212,7 +212,7 @@ def _make_time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSte
 
 
 def _is_slower_alike(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> bool:
-    """Return whether forward and backward of a call both take much longer than those of siblings, by similar ratios."""
+    """Return whether forward and backward of a call both take much longer than in siblings, by similar ratios."""
     ratios: list[float] = []
     for field in ("forward_ns", "backward_ns"):
         usual = float(np.median([getattr(one, field) / max(one.calls, 1) for one in siblings]))
@@ -241,7 +241,7 @@ def _classes(siblings: Iterable[ModuleTimes]) -> list[str]:
 
 
 def _part_of(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> str:
-    """Return the phase whose time in a call exceeds that of the siblings most."""
+    """Return the phase whose time in a call exceeds the siblings' time most."""
     phases = ("forward", "backward", "recompute")
     return phases[int(np.argmax([_excess_of_call(row, siblings, f"{phase}_ns") for phase in phases]))]
 
