@@ -81,7 +81,7 @@ def number_values(values: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 
 def begins_run(*keys: AnyArray) -> BoolArray:
-    """Return a mask of the rows that begin a run; in a run, rows agree in all keys."""
+    """Return a mask of the rows that start a run; in a run, rows agree in all keys."""
     is_first = np.ones(len(keys[0]), np.bool_)
     is_first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     return is_first

@@ -85,7 +85,7 @@ class Timeline(TimelineData):
         earlier sample, moved to `start_ns`, so that its value there is known.
 
         Args:
-            start_ns: start of the range in Unix ns; None: the beginning of the timeline.
+            start_ns: start of the range in Unix ns; None: the start of the timeline.
             end_ns: end of the range in Unix ns; None: the end of the timeline.
 
         Raises:
@@ -94,7 +94,7 @@ class Timeline(TimelineData):
         return Timeline.of(select.window(self, start_ns, end_ns))
 
     def steps(self, first: int | None = None, last: int | None = None, step_by: str | None = None) -> Timeline:
-        """Return the spans that began in the steps from `first` to before `last`; they are not cut.
+        """Return the spans that started in the steps from `first` to before `last`; they are not cut.
 
         Negative numbers count from the end, as in a slice of a list: `steps(-1)` is the last step.
 

@@ -188,7 +188,7 @@ print([os.waitpid(child, 0)[1] for child in children])
     ("arguments", "last_line"),
     [
         (["build"], "Aborted!"),
-        (["run", "train.py"], "modtrace: nothing is recorded: the script was interrupted before the recording began"),
+        (["run", "train.py"], "modtrace: nothing is recorded: the script was interrupted before the recording started"),
     ],
 )
 def test_ctrl_c_ends_the_compilers(arguments: list[str], last_line: str, home: Home) -> None:

@@ -228,7 +228,7 @@ MAX_DRAWN_DEPTH = 512
 
 
 def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
-    """Find slices that begin inside another slice and end after it; viewers drop them or draw them wrongly."""
+    """Find slices that start inside another slice and end after it; viewers drop them or draw them wrongly."""
     for track, slices in layout.slices.items():
         if slices.is_paired:
             continue  # pairs of B and E always nest

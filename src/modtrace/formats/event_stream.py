@@ -20,7 +20,7 @@ from .trace_file import BYTE_ORDER_MARK, TraceFile
 
 
 class HeadError(ValueError):
-    """The bytes are not the beginning of a trace.
+    """The bytes are not the start of a trace.
 
     Attributes:
         offset: position of the first wrong byte.

@@ -90,7 +90,7 @@ def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
             table_parts.append(block)
             continue
         head, has_mark, table_start = (pending + block).partition(mark)
-        # A mark can begin in one block and end in the next.
+        # A mark can start in one block and end in the next.
         end = len(head) if has_mark else max(len(head) - len(mark) + 1, 0)
         checksum, size, pending = zlib.crc32(head[:end], checksum), size + end, head[end:]
         if has_mark:

@@ -70,7 +70,7 @@ class AutoRecording:
         self.recording: Recording | None = None  # None until torch is imported
         self.error: Exception | None = None  # the error of its start
         self._has_run = unattended
-        self._has_begun = False
+        self._has_started = False
         self._job = Job.make(arguments)
         self._job.tell_children()
         call_after_import("torch", self._start)
@@ -97,7 +97,7 @@ class AutoRecording:
         """Start the recording, or in a forked child that child's recording, after the import of torch."""
         if self._unattended and "modtrace.cli" in sys.modules:  # `modtrace run` has its own options
             return
-        self._has_begun = True
+        self._has_started = True
         try:
             from ..recording import record
             from .child_recording import record_forked_children, record_this_child
@@ -145,8 +145,8 @@ class AutoRecording:
     def _explain_emptiness(self) -> str:
         if self.recording is not None:
             return "no module was called"
-        if self._has_begun:
-            return "the script was interrupted before the recording began"
+        if self._has_started:
+            return "the script was interrupted before the recording started"
         if "torch.nn" in sys.modules:
             if "torch" not in sys.modules:
                 return "the script was interrupted while it imported torch"

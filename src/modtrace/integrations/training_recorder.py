@@ -42,7 +42,7 @@ class RecordingCallback:
         self.recording: Recording | None = None
 
     def _start_step(self, step: int) -> None:
-        """Start the recording if it does not run yet and shall record this step."""
+        """Start the recording if it does not run yet and should record this step."""
         if self.recording is None and current() is None and (self._steps is None or step in range(*self._steps)):
             self.recording = record(self._path, **self._options)
             self.recording.internal.first_step = step

@@ -1,6 +1,6 @@
 """The alignment of a recording with a trace: offset and drift between their clocks.
 
-Sync marks, which both contain, give a first guess. The operators of the trace refine it: no call begins or ends while
+Sync marks, which both contain, give a first guess. The operators of the trace refine it: no call starts or ends while
 an operator runs, so the best offset leaves the fewest operators partly outside a call.
 """
 
@@ -54,7 +54,7 @@ class OffsetBounds(NamedTuple):
 
 
 class CallEdges(NamedTuple):
-    """Moments at which calls of one thread begin or end; columns of equal length, in time order."""
+    """Moments at which calls of one thread start or end; columns of equal length, in time order."""
 
     time_ns: Int64Array  # time of the recording's clock
     guess_ns: Int64Array  # supposed time in the trace, from its base

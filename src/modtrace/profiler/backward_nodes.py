@@ -221,7 +221,7 @@ class Nodes:
 def _find_nodes(events: ProfilerEvents, running: InnermostLookup) -> Nodes:
     """Find the nodes, and for each the call that made it; `running` finds forward and recompute spans.
 
-    The last operation with the node's sequence number began in this call, as the number increases with each node.
+    The last operation with the node's sequence number started in this call, as the number increases with each node.
     """
     threads = events.threads
     # Each process has its own numbering of sequences, threads and arrows.

@@ -2,7 +2,7 @@
 
 A correlation id identifies the launch. Ids are counted per process, so they are ambiguous in a trace of several
 processes, such as ranks in one file. There devices and processes are paired in order, if their numbers are equal. If
-several launches remain, the last one that began before the work counts.
+several launches remain, the last one that started before the work counts.
 
 While a graph is captured nothing runs: the launches of the capture have no work. A replay is a single launch with all
 of that work. A replay is matched to a capture with the same kinds of operations in the same order.
@@ -73,7 +73,7 @@ class WorkOwners:
 def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, list[str]]:
     """Return the trace's events with impossible times of devices cut, and a note on the cut time.
 
-    A stream does one piece of work after another. If a piece goes on while the next one begins and ends, or after the
+    A stream does one piece of work after another. If a piece goes on while the next one starts and ends, or after the
     profiler stopped, its end overflowed or was guessed: it is cut at that moment.
     """
     work, old_end = events.work, events.work.end_ns
@@ -148,7 +148,7 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
     if len(devices) == len(processes):
         is_possible &= device[pieces] == process[candidates]
     pieces, candidates = pieces[is_possible], candidates[is_possible]
-    # If several launches share an id, the one that began last overwrites the others.
+    # If several launches share an id, the one that started last overwrites the others.
     order = np.argsort(launches.start_ns[candidates], kind="stable")
     launch[pieces[order]] = candidates[order]
     return launch

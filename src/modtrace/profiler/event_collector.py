@@ -92,7 +92,7 @@ class ProfilerEvents:
     plain_ops: EventColumns  # operations without one: autograd did not record them, or called them
     nodes: EventColumns  # autograd nodes that ran: slices called `autograd::engine::evaluate_function`
     launches: EventColumns  # calls of the GPU's runtime or driver that may have launched work
-    captures: EventColumns  # calls of the runtime or driver that begin and end the capture of a graph
+    captures: EventColumns  # calls of the runtime or driver that start and end the capture of a graph
     work: EventColumns  # kernels, memcpys and memsets of GPUs
     collectives: EventColumns  # slices of the CPU in which a collective is launched
     cpu_collectives: EventColumns  # collectives that a thread of the CPU runs

@@ -6,7 +6,7 @@ each event is a message, all other data are columns.
 
 A slice lists its flows. In JSON an end of a flow is an event of its own, or the slice has a `bind_id`. The profiler
 writes such an event right after its slice, other programs write it anywhere. Many flows of the profiler have only one
-end, and some end before they begin: readers of its JSON draw neither, so both are left out here.
+end, and some end before they start: readers of its JSON draw neither, so both are left out here.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ProfilerSlices:
     def _flows_by_track(self) -> dict[int, list[tuple[int, int]]]:
         """The ends of flows that lead from a slice to a slice, by track.
 
-        Each end is the index of a slice, ascending, and the number of a flow that begins or ends there. The trace may
+        Each end is the index of a slice, ascending, and the number of a flow that starts or ends there. The trace may
         reuse an id once its flow has ended; here each flow has its own number, from 1.
         """
         table = self._table
@@ -238,7 +238,7 @@ class TrackSlices(NamedTuple):
     def bound(self, row: Int64Array, time: Float64Array, binds: Int64Array) -> Int64Array:
         """Return the slice to which each end of a flow belongs, as readers of JSON find it, or -1.
 
-        An end whose event comes right after a slice that begins at its time belongs to that slice.
+        An end whose event comes right after a slice that starts at its time belongs to that slice.
         """
         last = np.searchsorted(self.row, row, side="right") - 1
         is_last = (last >= 0) & np.where(binds == AT_LAST, self.row[last] == row, self.start_us[last] == time)
@@ -381,7 +381,7 @@ class PacketOutput:
 
 
 def _sequence_start(base: int, metadata: Mapping[str, Any]) -> Iterator[TracePacket]:
-    """Yield the packets that begin the profiler's sequence and contain the metadata of the merge."""
+    """Yield the packets that start the profiler's sequence and contain the metadata of the merge."""
     first = following_packet(PROFILER_SEQUENCE)
     first.sequence_flags |= TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
     first.trace_packet_defaults.timestamp_clock_id = REALTIME_CLOCK

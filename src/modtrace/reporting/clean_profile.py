@@ -287,7 +287,7 @@ def _times(
 
 
 def cut_profile(profile: CleanProfile, out: Path, windows: Sequence[tuple[float, float]]) -> None:
-    """Write the events of a clean trace that begin in one of the windows, (start, end) in µs from the base."""
+    """Write the events of a clean trace that start in one of the windows, (start, end) in µs from the base."""
     starts, ends = (np.array(bounds) for bounds in zip(*sorted(windows), strict=True))
     time = profile.window_time_us
     window = np.searchsorted(starts, time, side="right") - 1

@@ -130,7 +130,7 @@ class RangeName(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The place of a thread in this range, as a part of a sentence; a range of the user's is named."""
+        """The place of a thread in this range, as a part of a sentence; a range of the user has its name."""
         return f"range {self.name}" if self.category == "user" else _PLACES.get(self.category, self.category)
 
 

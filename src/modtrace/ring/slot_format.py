@@ -248,7 +248,7 @@ class Kind(IntEnum):
     """The bytes of a holder at the peak so far, in four events together. The holder is 0 for all bytes, otherwise as in
     HELD."""
     PASS_GRAPH = 39, "FLOPs", "number of graph and asked gradients", "", "backward.cpp", "span_costs"
-    """The graph of the pass that began just before on this thread. Passes with equal graphs and shapes have the same
+    """The graph of the pass that started just before on this thread. Passes with equal graphs and shapes have the same
     number."""
     RANGE_BEGIN = 40, "range", "its number", "text", "ranges.cpp ranges.py", "range_slices"
     """A range starts. No other range has its number. The text: see `event_text`."""

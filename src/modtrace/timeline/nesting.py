@@ -123,7 +123,7 @@ def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int
 def find_parents(track: SignedIntArray, depth: SignedIntArray) -> Int64Array:
     """Return the last row before each row on its track one level up; -1 if none. The rows are in start order.
 
-    The rows of some steps can be without the spans around them, which began earlier.
+    The rows of some steps can be without the spans around them, which started earlier.
     """
     rows = np.argsort(track, kind="stable")
     track, depth, parent = track[rows], depth[rows], np.full(len(rows), -1, np.int64)

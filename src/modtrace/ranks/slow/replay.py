@@ -71,11 +71,11 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
     binds &= (since_last_ns >= 0) | synchronizing(table.operators)[table.operator[row]]
     binds &= since_last_ns < INT64_MAX // 4
     transfer_ns = np.where(done >= 0, np.minimum(done, time) - last_call_ns[key], since_last_ns)
-    # A wait that began after the last call does not show the transfer time: the shortest transfer of `key` is used.
+    # A wait that started after the last call does not show the transfer time: the shortest transfer of `key` is used.
     shortest_ns = np.full(len(last_call_ns), INT64_MAX)
     np.minimum.at(shortest_ns, key[binds], transfer_ns[binds])
-    began_late = binds & (done < 0) & (wait_ns < since_last_ns)
-    transfer_ns = np.where(binds, np.where(began_late, shortest_ns[key], transfer_ns), 0)
+    started_late = binds & (done < 0) & (wait_ns < since_last_ns)
+    transfer_ns = np.where(binds, np.where(started_late, shortest_ns[key], transfer_ns), 0)
     excess_wait_ns = np.where(binds, time - np.maximum(time - wait_ns, last_call_ns[key] + transfer_ns), 0)
     step = table.step[row].astype(np.int64)
     return RankEvents(rank, step, axis_ns, time, key, is_call, own_ns, wait_ns, binds, transfer_ns, excess_wait_ns)

@@ -135,7 +135,7 @@ class StepBounds(NamedTuple):
     # int64[n], Unix time. If marks end steps: the end of the step before, but see `find_step_starts`.
     start_ns: Int64Array
     end_ns: Int64Array  # int64[n], Unix time
-    is_whole: BoolArray  # bool[n], False if the step's beginning was overwritten, or its end is unknown
+    is_whole: BoolArray  # bool[n], False if the step's start was overwritten, or its end is unknown
     tid: Int64Array  # int64[n], thread of the call or range that is the step; -1 for a step of the whole process
     name: ObjectArray  # object[n], "step", or the name of the call or range
     step_by: str  # kind of the steps: "optimizer", "call", "range NAME", or a class of modules

@@ -40,7 +40,7 @@ class StepTimes(NamedTuple):
         after_ns: time after its last span: the optimizer and everything else until the mark. `StepParts` divides it.
         backward_pass_ns: time in whole backward passes, from call to return, with waiting for other ranks; it overlaps
             the times above. 0 if the timeline has no passes.
-        whole: False if the beginning was overwritten or the end is not marked; the step may then have been longer.
+        whole: False if the start was overwritten or the end is not marked; the step may then have been longer.
         evaluation_ns: time of evaluations between the steps: part of `duration_ns`, and of no other time.
     """
 

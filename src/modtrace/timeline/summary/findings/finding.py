@@ -373,7 +373,7 @@ class RuleInput:
     def is_wrapper(self, row: ModuleTimes) -> bool:
         """Return whether a model with a name of its own runs inside, such as in DistributedDataParallel.
 
-        The own time of such a wrapper in a step is unknown, and no time of the user's code.
+        Such a wrapper's own time in a step is unknown, and is not spent in the user's code.
         """
         return row.fqn not in self.holders and row.forward_self_ns != row.forward_ns
 
