@@ -143,7 +143,7 @@ def checkpoint_blocks(training: Training) -> None:
 def test_modules_keep_tensors_for_backward_that_are_freed_in_or_after_it(
     steps: Callable[[Training], None], saved: dict[str, int]
 ) -> None:
-    assert held_by(steps).saved == saved
+    assert held_by(steps).saved_by_module == saved
 
 
 def test_a_failed_allocation_names_saved_memory_and_what_checkpointing_would_free() -> None:
@@ -204,11 +204,11 @@ def test_owners_at_a_failed_allocation_account_for_all_memory() -> None:
     memory = held_memory(RingAnalysis(recording._require_capture().ring.read()))
     assert memory is not None
     assert len(kept) == 3
-    assert sum(memory.by.values()) == memory.held
-    assert memory.by["Net.head"] == 3 * 32 * 1000 * 4
+    assert sum(memory.bytes_by_holder.values()) == memory.held_bytes
+    assert memory.bytes_by_holder["Net.head"] == 3 * 32 * 1000 * 4
     state = [value for values in training.optimizer.state.values() for value in values.values()]
-    assert memory.by["optimizer"] == sum(value.nbytes for value in state)
-    assert memory.refused == TOO_MANY * 64 * 4
+    assert memory.bytes_by_holder["optimizer"] == sum(value.nbytes for value in state)
+    assert memory.refused_bytes == TOO_MANY * 64 * 4
 
 
 class Hoard(nn.Module):
@@ -243,10 +243,10 @@ def test_held_and_saved_memory_is_known_for_any_number_of_modules() -> None:
     memory = held_memory(RingAnalysis(recording._require_capture().ring.read()))
 
     assert memory is not None
-    rows = {name: held for name, held in memory.by.items() if name.startswith("Hoard.rows.") and held}
+    rows = {name: held for name, held in memory.bytes_by_holder.items() if name.startswith("Hoard.rows.") and held}
     assert rows == {f"Hoard.rows.{n}": steps * 4 * n for n in range(1, count)}
-    assert sum(memory.by.values()) == memory.held
-    assert {f"Hoard.rows.{n}": memory.saved[f"Hoard.rows.{n}"] for n in range(1, count)} == {
+    assert sum(memory.bytes_by_holder.values()) == memory.held_bytes
+    assert {f"Hoard.rows.{n}": memory.saved_by_module[f"Hoard.rows.{n}"] for n in range(1, count)} == {
         f"Hoard.rows.{n}": 4 * n for n in range(1, count)
     }
 

@@ -380,10 +380,10 @@ def _memory(analysis: RingAnalysis, state: str) -> tuple[str, ...]:
     memory = held_memory(analysis)
     if memory is None:
         return ()
-    if state != "dead" or memory.refused is not None:
+    if state != "dead" or memory.refused_bytes is not None:
         return tuple(memory.sentences)
     return (
-        f"its tensors held {format_bytes(memory.last)} at its last event; before, {memory.holding}",
+        f"its tensors held {format_bytes(memory.last_bytes)} at its last event; before, {memory.holding}",
         *memory.sentences,
     )
 

@@ -22,6 +22,8 @@ _MIN_STEPS_OF_GROWTH = 8
 _MIN_GROWTH_SHARE = 0.01
 """Minimum growth to be reported, as a share of all memory held."""
 _MAX_HOLDERS = 3
+_KEYS = ("held", "by", "last", "grows", "grows_by", "refused", "place", "step", "saved", "at_peak")
+"""The keys of the fields of `HeldMemory` in JSON and in the metadata of saved files."""
 _BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
 _IN_LIST = re.compile(r"\.\d+(\..*)?$")
 
@@ -29,51 +31,55 @@ _IN_LIST = re.compile(r"\.\d+(\..*)?$")
 class HeldMemory(NamedTuple):
     """The memory that tensors hold, in bytes."""
 
-    held: int  # bytes held at the failed allocation, or if none failed at the end of the last step
+    held_bytes: int  # held at the failed allocation, or if none failed at the end of the last step
     # Bytes by holder, largest first: fully qualified name, `no module`, `backward`, `optimizer` or `parameters`.
-    by: dict[str, int]
-    last: int  # bytes held at the last event
-    grows: int = 0  # growth in bytes per step; 0 if memory does not grow steadily
-    grows_by: Mapping[str, int] = {}  # growth in bytes per step by holder
-    refused: int | None = None  # bytes of the failed allocation; None if none failed
+    bytes_by_holder: dict[str, int]
+    last_bytes: int  # held at the last event
+    growth_bytes: int = 0  # growth per step; 0 if memory does not grow steadily
+    growth_by_holder: Mapping[str, int] = {}  # growth per step by holder, in bytes
+    refused_bytes: int | None = None  # size of the failed allocation; None if none failed
     place: str = ""  # place of the failed allocation: `forward GPT.blocks.3`
     step: int | None = None  # last step that had ended at the failed allocation; None if none had
     # Mean bytes that the calls of each module, without inner calls, save for a recent backward pass.
-    saved: Mapping[str, int] = {}
+    saved_by_module: Mapping[str, int] = {}
     # The time of the peak, `time_ns`, and the bytes of `OUTSIDE_CALLS` then; empty if the ring does not have them.
-    at_peak: Mapping[str, int] = {}
+    peak_holders: Mapping[str, int] = {}
 
     @property
     def sentences(self) -> list[str]:
         """Sentences on the failed allocation and on growth."""
         sentences = []
-        if self.refused is not None:
+        if self.refused_bytes is not None:
             moment = "" if self.step is None else f", after step {self.step}"
-            sentences.append(f"could not allocate {format_bytes(self.refused)} in {self.place}{moment}; {self.holding}")
+            sentences.append(
+                f"could not allocate {format_bytes(self.refused_bytes)} in {self.place}{moment}; {self.holding}"
+            )
             sentences[0] += self._backward_text()
-        if self.grows:
+        if self.growth_bytes:
             parts = [
-                f"{name} {format_bytes(count)}" for name, count in _sum_lists(self.grows_by) if 10 * count >= self.grows
+                f"{name} {format_bytes(count)}"
+                for name, count in _sum_lists(self.growth_by_holder)
+                if 10 * count >= self.growth_bytes
             ]
             by = f": {', '.join(parts[:_MAX_HOLDERS])}" if parts else ""
-            sentences.append(f"tensor memory grows by {format_bytes(self.grows)} a step{by}")
+            sentences.append(f"tensor memory grows by {format_bytes(self.growth_bytes)} a step{by}")
         return sentences
 
     @property
     def holding(self) -> str:
         """The largest holders as text; modules of a list are summed as `GPT.blocks.*`."""
         parts = [
-            f"{name} {format_bytes(count)} ({100 * count / max(self.held, 1):.0f}%)"
-            for name, count in _sum_lists(self.by)[:_MAX_HOLDERS]
+            f"{name} {format_bytes(count)} ({100 * count / max(self.held_bytes, 1):.0f}%)"
+            for name, count in _sum_lists(self.bytes_by_holder)[:_MAX_HOLDERS]
             if count > 0
         ]
-        return f"held: {format_bytes(self.held)}" + (f", by {', '.join(parts)}" if parts else "")
+        return f"held: {format_bytes(self.held_bytes)}" + (f", by {', '.join(parts)}" if parts else "")
 
     def _backward_text(self) -> str:
         """Estimate the memory saved for backward, and the memory freed by checkpointing the list that saves most."""
-        saved = {name: min(count, self.by.get(name, 0)) for name, count in self.saved.items()}
+        saved = {name: min(count, self.bytes_by_holder.get(name, 0)) for name, count in self.saved_by_module.items()}
         total = sum(saved.values())
-        if 10 * total < self.held or not total:
+        if 10 * total < self.held_bytes or not total:
             return ""
         text = f"; about {format_bytes(total)} of it saved for backward"
         blocks = Counter[str]()
@@ -91,7 +97,7 @@ class HeldMemory(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields and `sentences` as JSON values."""
-        return self._asdict() | {"sentences": self.sentences}
+        return dict(zip(_KEYS, self, strict=True)) | {"sentences": self.sentences}
 
 
 def _sum_lists(by: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -125,8 +131,8 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
     by = Counter({name: int(_last_value(*owner, np.array([until]))[0]) for name, owner in owners.items()})
     memory = HeldMemory(
         *(held, dict(by.most_common()), last, *_growth(analysis, samples, owners)),
-        saved=_saved(analysis),
-        at_peak=_find_peak_holders(analysis, samples),
+        saved_by_module=_saved(analysis),
+        peak_holders=_find_peak_holders(analysis, samples),
     )
     if not len(refused):
         return memory
@@ -140,7 +146,9 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
     place = f"{calls[-1].phase} {calls[-1].fqn}" if calls else NO_MODULE
     is_earlier = analysis.events.serial[analysis.step_ends.event] < events.serial[until]
     steps = analysis.step_ends.number[is_earlier]
-    return memory._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) if len(steps) else None)
+    return memory._replace(
+        refused_bytes=int(events.value[until]), place=place, step=int(steps[-1]) if len(steps) else None
+    )
 
 
 def samples_at_moments(events: Events, lookup: NameLookup) -> Events:
