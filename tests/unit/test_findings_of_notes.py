@@ -13,7 +13,7 @@ from modtrace import Timeline
 from modtrace.timeline.contents import OPTIMIZERS, STEP_NOTES, WHOLE_RUN
 from modtrace.timeline.metadata import fit_metadata
 from tests.unit.test_findings import BLOCKS, FETCH, MS, OptionalRange, found, training, with_teacher
-from tests.unit.test_findings_of_calls import with_loss
+from tests.unit.test_findings_of_calls import calls, with_loss
 
 LOOP = [["mul_", 40, 3 * MS], ["add_", 40, 3 * MS], ["cross_entropy_loss", 2, MS]]
 """Operators of two steps: name, calls, ns."""
@@ -765,6 +765,55 @@ def test_a_growing_list_explains_growing_memory(
     expected = [f"the process holds about 1.00 MiB more after each step{evidence}"] if evidence else []
     assert [(finding.evidence, finding.where) for finding in findings] == [(text, where) for text in expected]
     assert found(noted(training(), lengthen=lengths)) == []
+
+
+def test_a_growing_list_of_a_slow_module_is_a_finding_of_its_own() -> None:
+    slow = training(forward=lambda step, block: 6 if block == 1 else 1)
+    lengths = {"Net.blocks.1.act.seen": [[2, 2], [3, 3], [5, 5], [9, 9], [17, 17]]}
+
+    findings = noted(slow, resident=SLOWLY, lengthen=lengths).summary().findings
+
+    assert [(finding.where, finding.what) for finding in findings] == [
+        ("Net.blocks.1.act", "is slower than its siblings"),
+        ("Net.blocks.1.act", "memory grows from step to step"),
+    ]
+
+
+@pytest.mark.parametrize("holder", ["Net", "Other"])
+def test_the_tensor_with_which_calls_get_longer_is_named(holder: str) -> None:
+    timeline = calls([(1 + at, 1) for at in range(24)])
+    lengths = {f"{holder}.a": [[2, 9], [3, 10], [5, 13]], f"{holder}.b": [[2, 8], [3, 1008], [5, 3008], [9, 7008]]}
+
+    (finding,) = noted(timeline, tensors_lengthen=lengths).summary().findings
+
+    grown = "; Net.b gets 1,000 values more in each" if holder == "Net" else ""
+    assert finding.evidence == f"from 6.5 ms to 24 ms in 24 steps, in Net, in its own time{grown}"
+
+
+@pytest.mark.parametrize(
+    ("operators", "parameters", "loss", "is_found"),
+    [
+        ([["log_softmax (float64)", 2, 2 * MS], ["mean", 2, MS]], 0, 2, True),
+        ([["log_softmax (float64)", 2, 2 * MS], ["mean", 2, MS]], 0, 1.5, False),  # 7 % of 21.6 ms
+        ([["log_softmax (float64)", 2, MS], ["mean", 2, MS]], 0, 2, False),
+        ([["log_softmax (float64)", 2, 2 * MS]], 9, 2, False),  # all parameters are float64
+    ],
+)
+def test_a_loss_in_float64(operators: object, parameters: int, loss: float, is_found: bool) -> None:
+    # A module takes 20 ms of a step, and a pass 0.1 ms outside of it.
+    timeline = noted(
+        with_loss(loss, 0.1),
+        operators={"outside": operators, "in_passes": []},
+        parameters=parameters,
+        float64_parameters=parameters,
+    )
+
+    findings = [finding for finding in timeline.summary().findings if finding.part == "loss"]
+
+    assert [finding.evidence for finding in findings] == [
+        "2.1 ms of 22 ms (medians), 0.1 ms of it in backward, outside of modules; a step runs "
+        "1 × log_softmax (float64) there, 1 ms; it computes in float64, the model does not"
+    ] * is_found
 
 
 def test_copies_of_the_parameters() -> None:

@@ -224,6 +224,17 @@ class NotedSteps:
         is_short = sum(operator.ns for operator in self.outside_operators) < _MIN_OPERATOR_SHARE * ns
         return self.is_counted and is_short and not self.frequent_outside()
 
+    def growth_text(self, fqn: str) -> str:
+        """Return a clause with the list or tensor of a module that grows fastest; empty if none does."""
+        growths = {**self.list_growth, **self.tensor_growth}
+        growths = {name: growth for name, growth in growths.items() if name.rpartition(".")[0] == fqn}
+        grown = max(growths, key=lambda name: growths[name], default="")
+        return f"; {grown} gets {round(growths[grown]):,} values more in each" if grown else ""
+
+    def is_float64_outside(self, ns: float) -> bool:
+        """Return whether float64 takes much of a time outside modules, unless all parameters are float64."""
+        return not self.is_all_float64 and float64_ns(self.outside_operators) >= _MIN_OPERATOR_SHARE * ns > 0
+
     def outside_text(self, ns: float, tensors: int, in_modules: Sequence[Operator] = ()) -> str:
         """Return clauses with the operators of a time outside modules, or that it is Python if there are hardly any.
 

@@ -61,6 +61,8 @@ _MAX_GROUP_TENSORS = 2
 """Limit of their mean number of tensors; rates by layer make groups of six."""
 _MIN_FOREACH_OFF_SHARE = 0.08
 """Minimum share of an optimizer with foreach=False; in real programs it is at least 6 %."""
+_MIN_FLOAT64_LOSS_SHARE = 0.08
+"""Minimum share of a loss whose operators compute in float64 in a model of float32: the cause is known."""
 _MANY_OPTIMIZERS = 8
 """Minimum number of optimizers, or of calls of a helper such as clipping in a step, that one could replace."""
 _FLATTENING_OPTIMIZERS = ("LBFGS",)
@@ -124,9 +126,12 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
         ns_per_step, backward_ns_per_step = float(np.median(part_ns)), float(np.median(backward_ns))
         between = part == OTHER and float(np.median(gap_ns)) > ns_per_step / 2
         min_share = _MIN_BETWEEN_SHARE if between else _min_part_share(rule_input, notes, part, ns_per_step)
-        is_known = between or (min_share == _MIN_PARAMETER_LOOP_SHARE and part in ("loss", OTHER))
+        is_float64 = part == "loss" and notes.is_float64_outside(ns_per_step - backward_ns_per_step)
+        is_known = between or is_float64 or (min_share == _MIN_PARAMETER_LOOP_SHARE and part in ("loss", OTHER))
         if is_untrained := part == "loss" and 0 < backward_ns_per_step < _MAX_BACKWARD_RATIO * ns_per_step:
             min_share = _MIN_UNTRAINED_LOSS_SHARE
+        if is_float64:
+            min_share = min(min_share, _MIN_FLOAT64_LOSS_SHARE)
         # The 10th percentile, as for modules: a busy machine lengthens parts with many operators.
         p10_ns, min_ns = float(np.percentile(part_ns, 10)), rule_input.min_ns * (_KNOWN_CAUSE_FACTOR if is_known else 1)
         is_large = part != "communication" and p10_ns >= max(min_share * p10_step_ns, min_ns)
@@ -149,10 +154,11 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
             evidence += f"; {lines}" if lines else slow_lines
             forward_ns = ns_per_step - backward_ns_per_step
             is_loop = notes.is_loop(forward_ns, 0) or notes.is_over_parameters(forward_ns, tensors)
-            if part == OTHER or is_untrained or (part == "loss" and is_loop):
+            if part == OTHER or is_untrained or is_float64 or (part == "loss" and is_loop):
                 losses = [row.fqn for row in rule_input.rows if part == "loss" and row.module_class.endswith("Loss")]
                 in_losses = [notes.module_operators[fqn][0] for fqn in losses if fqn in notes.module_operators]
                 evidence += notes.outside_text(forward_ns, tensors, in_losses)
+            evidence += "; it computes in float64, the model does not" if is_float64 else ""
             is_described = any(
                 optimizer.get("how") or optimizer.get("class") in _FLATTENING_OPTIMIZERS
                 for optimizer in rule_input.optimizers
