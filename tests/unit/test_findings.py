@@ -56,6 +56,7 @@ def training(
     before: float = 0,
     pause: Callable[[int], float] = lambda step: 0,
     wait: float = 0,
+    again: Callable[[int], float] = lambda block: 0,
 ) -> Timeline:
     """Steps of `Net`, each of whose blocks calls an `act`; all times in ms.
 
@@ -76,6 +77,7 @@ def training(
         before: ms without a name at the start of each step.
         pause: further ms without a name at the start of a step, by step.
         wait: ms from the last node of a backward pass to its end.
+        again: ms for which an `act` runs again before its backward, by block.
     """
     script, now, number, called = EventScript(capacity=1 << 14), 1, 0, [0] * (1 + 2 * BLOCKS)
     names = [script.name("Net", "Net", "Net")]
@@ -124,6 +126,10 @@ def training(
         for nth in range(passes(step)):
             script.pass_begin(now, step + nth * steps)
             for sequence, block in reversed(nodes[:in_later_passes] if nth else nodes):
+                if again(block):
+                    call = names[1 + BLOCKS + block], called[1 + BLOCKS + block] - 1, number
+                    script.enter(now, *call, recompute=True)
+                    script.exit(now := now + round(again(block) * MS), *call, recompute=True)
                 begin, now = now, now + round(backward(step, block) * MS)
                 script.node(begin, now, sequence, graph_task=nth)
             now += round(wait * MS)
@@ -283,6 +289,16 @@ def test_a_module_with_a_longer_forward_and_backward_may_have_larger_inputs(
 
     assert finding.evidence.endswith(", forward and backward alike, as with larger inputs") == is_said
     assert (", mostly " in finding.evidence) != is_said
+
+
+@pytest.mark.parametrize(("more", "again", "is_named"), [(1.9, 2, False), (2.1, 2, True), (2.1, 0, True)])
+def test_a_module_that_runs_again_has_a_longer_backward(more: float, again: float, is_named: bool) -> None:
+    timeline = training(backward=lambda step, block: 1 + more * (block == 1), again=lambda block: again * (block == 1))
+
+    whats = [finding.what for finding in timeline.summary().findings]
+
+    assert ("runs again in backward (recompute)" in whats) == (again > 0)
+    assert ("is slower than its siblings" in whats) == is_named
 
 
 def test_stalls_of_one_step_do_not_make_a_module_slower_than_its_siblings() -> None:

@@ -66,7 +66,8 @@ def find_outliers(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]
         for outlier in _keep_innermost(rule_input, _find_outliers(rule_input.p10_ns, groups, min_ns)):
             is_slower = median_ns[outlier.row] > _MIN_MEDIAN_RATIO * median_ns[outlier.siblings.rows].max()
             is_cold = outlier.row < outlier.siblings.rows.min() and outlier.excess <= min_ns + _COLD_NS
-            if is_slower and not is_cold and not _is_larger(rule_input, outlier):
+            is_explained = _is_larger(rule_input, outlier) or _is_by_recompute(rule_input, outlier)
+            if is_slower and not is_cold and not is_explained:
                 reported.add(outlier.row)
                 yield _make_time_finding(rule_input, outlier, notes, median_ns)
         yield from _find_own_outliers(rule_input, [group for group in groups if group.in_list], reported, notes)
@@ -169,6 +170,14 @@ def _is_larger(rule_input: RuleInput, outlier: _Outlier) -> bool:
     row, siblings = rule_input.rows[outlier.row], [rule_input.rows[index] for index in outlier.siblings.rows.tolist()]
     usual_ns = float(np.median([sibling.backward_ns / max(sibling.calls, 1) for sibling in siblings]))
     return not outlier.siblings.in_list and row.backward_ns / max(row.calls, 1) > _MIN_RATIO * usual_ns > 0
+
+
+def _is_by_recompute(rule_input: RuleInput, outlier: _Outlier) -> bool:
+    """Return whether a module runs again in backward, its siblings do not, and all recompute costs its other excess."""
+    siblings = (rule_input.rows[index] for index in outlier.siblings.rows.tolist())
+    again_ns, total_ns = rule_input.rows[outlier.row].recompute_ns, float(rule_input.part_ns("recompute").sum())
+    is_alone = again_ns > 0 and not any(sibling.recompute_ns for sibling in siblings)
+    return is_alone and outlier.excess * rule_input.steps - again_ns <= total_ns
 
 
 def _make_time_finding(rule_input: RuleInput, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
