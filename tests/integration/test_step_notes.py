@@ -783,6 +783,26 @@ class Loop(nn.Module):
         return output.double().add(1).float()
 
 
+def test_tensors_that_grow_in_each_step_are_noted(engine: EngineName) -> None:
+    class Caches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen, self.last, self.shrinks = torch.zeros(0, 2), torch.zeros(1, 2), torch.zeros(_STEPS)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.seen, self.last, self.shrinks = torch.cat([self.seen, inputs]), inputs, self.shrinks[1:]
+            return inputs
+
+    model = Caches()
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(_STEPS):
+            model(torch.ones(1, 2))
+            recording.step()
+
+    notes = recording.timeline().metadata[STEP_NOTES]
+    assert notes["tensors_lengthen"] == {"Caches.seen": [[2, 4], [3, 6], [5, 10], [9, 18]]}
+
+
 @pytest.mark.parametrize("ended_by", ["step", "passes", "calls"])
 @pytest.mark.parametrize("engine", ["native", "python"])
 def test_operators_of_modules_themselves_are_noted_whatever_ends_steps(engine: EngineName, ended_by: str) -> None:
@@ -800,6 +820,7 @@ def test_operators_of_modules_themselves_are_noted_whatever_ends_steps(engine: E
     assert isinstance(notes, dict)
     assert notes["steps"] == 4
     assert notes["lengthen"] == {"Loop.numbers": [[2, 2], [3, 3], [5, 5], [9, 9]]}
+    assert notes["tensors_lengthen"] == {}
     noted = {fqn: [row[:2] for row in rows] for fqn, rows in notes["inside"].items()}
     # The first 3 operators with float64 tensors are noted by time; the Python engine does not know them.
     assert noted["Loop"][0] == ["", 4 * 73]

@@ -43,8 +43,9 @@ SHAPE_OF_STEP_NOTES = {
     "operators": {"outside": _OPERATORS, "in_passes": _OPERATORS, "in_optimizers": _OPERATORS},
     # Operators called directly by each module: all together, without a name; all with float64; then the longest.
     "inside": {str: _OPERATORS},
-    # Containers of modules and of `__main__` that grow, by name: steps ended, and length.
+    # Containers of modules and of `__main__` that grow, by name: steps ended, and length; then such tensors.
     "lengthen": {str: [(int, int)]},
+    "tensors_lengthen": {str: [(int, int)]},
     # Number of sampled steps in which a setting that slows programs was on, by name.
     "settings": {str: int},
     # Steps ended and input shapes of a module, if its first call in the step was outermost.

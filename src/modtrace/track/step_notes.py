@@ -48,6 +48,8 @@ _MIN_PERCENT = 80
 """Minimum share of all parameter values that a module holds itself for the notes to name it."""
 _MIN_CALLS_IN_STEP = 8
 """Minimum number of a module's calls in a step for their inputs to be compared."""
+_Lengths = dict[str, list[tuple[int, int]]]
+"""Numbers of values, each with the number of the step that had it, by the name of what has them."""
 _UNITS = {"forward": 0, "backward": 1}
 """Events that end a step if no optimizer and no mark does: backward passes, or else calls. Higher numbers win."""
 
@@ -77,7 +79,7 @@ class StepNotes:
         self._last_number: int | None = None
         self._ended = self._sample_count = 0
         self._totals: dict[int | str, dict[str, list[int]]] = {context_id: {} for context_id in _CONTEXT_BY_ID}
-        self._lengths: dict[str, list[tuple[int, int]]] = {}
+        self._lengths, self._tensor_lengths = _Lengths(), _Lengths()
         self._settings: dict[str, int] = {}
         self._untrained_versions: dict[str, int] = {}
         self._resident_samples: list[tuple[int, int]] = []
@@ -224,6 +226,7 @@ class StepNotes:
         for setting in (name for name, is_on in settings.items() if is_on):
             self._settings[setting] = self._settings.get(setting, 0) + 1
         self._loops_ns.append(_loops_ns())
+        self._note_lengths()
         operators = {n: _longest_operators(self._totals[k], _MAX_OPERATORS) for k, n in _CONTEXT_BY_ID.items()}
         if isinstance(self._operators, OperatorCounts) and not (self._operators.counts_gaps or operators["outside"]):
             del operators["outside"]  # none was counted, which does not mean that none ran
@@ -233,7 +236,8 @@ class StepNotes:
             "resident": self._resident_samples,
             "loops_ns": min(self._loops_ns),
             "inside": self._operators_by_module(),
-            "lengthen": self._find_growing_lists(),
+            "lengthen": self._first_lengths(self._lengths),
+            "tensors_lengthen": self._first_lengths(self._tensor_lengths),
             "inputs": self._add_shapes(),
             "changing_inputs": self._changing_inputs,
             "same_inputs": self._same_inputs,
@@ -301,24 +305,33 @@ class StepNotes:
                 inside.append((-ns, fqn, [*rows, *_longest_operators(totals, _MAX_MODULE_OPERATORS)]))
         return {fqn: operators for _, fqn, operators in sorted(inside)[:_MAX_OPERATOR_MODULES]}
 
-    def _find_growing_lists(self) -> dict[str, list[tuple[int, int]]]:
-        """Return the lengths of lists, dicts and deques of modules and the program that grew before every sample."""
+    def _note_lengths(self) -> None:
+        """Note the lengths of containers and tensors of modules and the program that grew before every sample."""
         holders = {fqn: attribute_of(module, "__dict__") or {} for fqn, module in self._modules.called()}
         main = sys.modules.get("__main__")
         holders |= {"__main__": vars(main)} if main is not None else {}
-        for fqn, names in holders.items():
-            for name, value in [*names.items()]:
-                if type(value) in (list, dict, deque):
+        for fqn, attributes in holders.items():
+            for name, value in [*attributes.items()]:
+                is_tensor = type(value) is torch.Tensor
+                lengths_by_name = self._tensor_lengths if is_tensor else self._lengths
+                if is_tensor or type(value) in (list, dict, deque):
                     if self._sample_count == 1:
-                        self._lengths[f"{fqn}.{name}"] = []
-                    if (lengths := self._lengths.get(f"{fqn}.{name}")) is not None:
-                        lengths.append((self._ended + 1, len(value)))
-        self._lengths = {
+                        lengths_by_name[f"{fqn}.{name}"] = []
+                    if (lengths := lengths_by_name.get(f"{fqn}.{name}")) is not None:
+                        with unseen_by_modes():
+                            lengths.append((self._ended + 1, value.numel() if is_tensor else len(value)))
+        self._lengths, self._tensor_lengths = map(self._growing, (self._lengths, self._tensor_lengths))
+
+    def _growing(self, lengths_by_name: _Lengths) -> _Lengths:
+        """Return the lengths of what has grown since the last sample."""
+        return {
             name: lengths
-            for name, lengths in self._lengths.items()
+            for name, lengths in lengths_by_name.items()
             if len(lengths) == self._sample_count and (len(lengths) == 1 or lengths[-1][1] > lengths[-2][1])
         }
-        return {} if self._sample_count == 1 else dict([*self._lengths.items()][:_MAX_OPERATORS])
+
+    def _first_lengths(self, lengths_by_name: _Lengths) -> _Lengths:
+        return {} if self._sample_count == 1 else dict([*lengths_by_name.items()][:_MAX_OPERATORS])
 
     def _describe_modules(self) -> dict[str, Any]:
         """Return the modules with hooks, float64 tensors, dropout, unusual sizes, or parameters that nothing trains."""

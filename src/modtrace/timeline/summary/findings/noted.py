@@ -131,6 +131,7 @@ class NotedSteps:
         always_on: settings that slow a program and were on in each sampled step.
         growth_bytes: growth of the process's memory in bytes a step; 0 if it is not steady.
         list_growth: by name of a list or the like that grows as steadily, number of new values a step.
+        tensor_growth: the same of tensors that modules or the program hold.
         in_hooks: operators in backward passes outside nodes, except torch's own.
         hooks_ns: time of a backward pass outside its nodes and torch's calls of these, in a step.
     """
@@ -165,6 +166,7 @@ class NotedSteps:
         self.always_on = {name for name, count in settings.items() if steps >= _MIN_SAMPLES and count == steps}
         self.growth_bytes = _steady_growth(notes.get("resident", ()))
         self.list_growth = _list_growth(notes.get("lengthen", {}))
+        self.tensor_growth = _list_growth(notes.get("tensors_lengthen", {}))
         self.float64_modules: Sequence[str] = notes.get("doubles", ())
         self.is_all_float64 = 0 < notes.get("parameters", 0) == notes.get("float64_parameters", 0)
         self.float64_table_modules: Sequence[str] = notes.get("tables", ())
@@ -341,7 +343,7 @@ def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:
 
 
 def _list_growth(lengths: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, float]:
-    """Return by name the number of new values a step, of lists that grow by about the same in the last intervals."""
+    """Return by name the number of new values a step, of what grows by about the same in the last intervals."""
     growths = {}
     for name, samples in lengths.items():
         step, length = np.array(samples[-1 - _GROWTH_INTERVALS :], np.float64).reshape(-1, 2).T

@@ -106,6 +106,7 @@ def find_growing_steps(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Fin
         evidence += f", in {pattern}, {'in all modules inside' if is_inner else 'in its own time'}"
         if is_inner and not rule_input.trains:
             evidence += ": inputs grow, as in generation without a KV cache"
+        evidence += "" if is_inner else notes.growth_text(where)
     elif part == OTHER:
         evidence += f", outside of modules and ranges{notes.longest_gap_text(part, ns_per_step)}"
         evidence += notes.outside_text(ns_per_step, 0)
