@@ -15,7 +15,7 @@ _PROBE_CYCLES = 100_000_000
 
 @cache
 def _cycles_per_ms() -> float:
-    """By two events, whose time torch tells."""
+    """Return the cycles per ms, measured by two events whose times torch reports."""
     torch.cuda._sleep(_PROBE_CYCLES)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()

@@ -99,7 +99,7 @@ def test_a_recording_that_ends_in_a_capture_does_not_spoil_it_and_the_next_one_h
 
 
 def test_a_capture_in_one_thread_while_another_one_records() -> None:
-    """In the mode that other threads can spoil; what they do meanwhile has no device times, and is not in the graph."""
+    """The capture has the mode that other threads can spoil; their work has no device times and is not in the graph."""
     model, x, other = Doubling(), torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
     model(x)
     torch.cuda.synchronize()

@@ -57,7 +57,7 @@ def extent(event: dict[str, Any]) -> tuple[int, int]:
 
 
 def seated_by(latest: int) -> int:
-    """By how many ns slices are moved so that they nest for readers that compute ns from doubles of µs.
+    """The ns by which slices are moved so that they nest for readers that compute ns from doubles of µs.
 
     The profiler's times count from a base that is moved every three months. From 51 days after that on, doubles of µs
     lie a nanosecond apart.

@@ -124,7 +124,7 @@ def test_an_interrupt_inside_forward_is_saved_and_goes_on_to_the_user(engine: En
 
 
 class Interrupt(BaseException):
-    """Not an Exception, like KeyboardInterrupt."""
+    """An interrupt that is no Exception, like KeyboardInterrupt."""
 
 
 class TooSlow(Exception):

@@ -111,7 +111,7 @@ def test_forward_and_backward_on_many_threads_at_once(engine: EngineName, shared
 
 
 def test_a_backward_on_another_thread(engine: EngineName) -> None:
-    """As on a GPU, where a worker of the autograd engine runs the nodes."""
+    """A worker of the autograd engine runs the nodes, as on a GPU."""
     net = model()
     with modtrace.record(engine=engine) as recording:
         losses = [net(torch.ones(8)).sum() for _ in range(3)]

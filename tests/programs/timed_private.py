@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 class PrivateOptimizer(Optimizer):
-    """As opacus' `DPOptimizer`: it is one of torch's by its class, and `Optimizer` has never set it up."""
+    """An optimizer like opacus' `DPOptimizer`: its class derives from torch's, whose `__init__` never ran for it."""
 
     def __init__(self, original: Optimizer) -> None:
         self.original = original

@@ -12,14 +12,14 @@ from stopwatch import part
 
 
 class Model:
-    """As transformers': it makes each tensor ready to be saved."""
+    """A model that saves as transformers does: it prepares each tensor for saving."""
 
     def save_pretrained(self, path: str) -> None:
         save_file({name: tensor.double().float() for name, tensor in model.state_dict().items()}, path)
 
 
 class Accelerator:
-    """As that of accelerate."""
+    """An object that loads a state as accelerate does."""
 
     def load_state(self, path: str) -> None:
         model.load_state_dict({name: tensor.double().float() for name, tensor in load_file(path).items()})

@@ -43,7 +43,7 @@ class _Backend:
     """The answers to the questions of torch and of checkpoints about the device.
 
     Attributes:
-        initialized: as torch's own devices, which are it once they are used.
+        initialized: whether the device was used, as torch's own devices are initialized by their first use.
     """
 
     initialized = True

@@ -24,7 +24,7 @@ FIRST = 2 * N * NARROW * WIDE
 
 
 Expected = dict[str, tuple[int, int, int]]
-"""By name: FLOPs of forward, backward and recompute in a step."""
+"""FLOPs of forward, backward and recompute in a step, by name."""
 
 
 class Case(NamedTuple):

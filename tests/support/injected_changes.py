@@ -17,13 +17,13 @@ __all__ = ["Slowness", "called_twice", "recomputed", "renamed", "slowed"]
 
 @dataclass
 class Slowness:
-    """By what part of its own time a module takes longer, in CPU time: a busy machine makes that neither more nor less.
+    """The shares of its own CPU time by which a module takes longer; a busy machine does not change them.
 
     Attributes:
         forward: 0.1: 10 % more in forward.
         backward: the same in backward.
-        forward_ns: what its forward took at each call, CPU time.
-        backward_ns: what its backward took.
+        forward_ns: CPU time of each forward.
+        backward_ns: CPU time of each backward.
     """
 
     forward: float = 0.0

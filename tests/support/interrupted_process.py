@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt is."""
+    """An interrupt that is no Exception, like KeyboardInterrupt."""
 
 
 def _interrupt(*_: object) -> None:

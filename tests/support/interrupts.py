@@ -20,7 +20,7 @@ _SOURCES = (str(Path(modtrace.__file__).parent), threading.__file__)
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt is."""
+    """An interrupt that is no Exception, like KeyboardInterrupt."""
 
 
 class _Positions:

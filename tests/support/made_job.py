@@ -71,7 +71,7 @@ class Template(NamedTuple):
         return list(self.places(phase))
 
     def places(self, phase: str) -> dict[str, int]:
-        """For each module the event before which a culprit in it lies."""
+        """Return, by module, the event before which a culprit in it is."""
         fqns = {record["id"]: record["fqn"] for record in self.records if record["kind"] == "name"}
         index_of: dict[str, int] = {}
         calls: list[tuple[int, int, str]] = []

@@ -26,7 +26,7 @@ NAMES = [CollectiveName("all_reduce", "0"), CollectiveName("send", "mesh\ud800",
 
 
 LATE = 7_000
-"""By how much the recording's clock is ahead of the trace's."""
+"""The lead of the recording's clock over the trace's, in ns."""
 
 
 FIELDS = ("start", "end", "done", "name", "is_wait", "counter", "nbytes", "track", "step", "complete")

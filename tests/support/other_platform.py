@@ -27,11 +27,11 @@ BUILT_HERE = (
     "multiprocessing.popen_spawn_posix",
     "multiprocessing.util",
 )
-"""Made for Linux, so that they need it when they are imported."""
+"""Modules made for Linux, which need it when they are imported."""
 KEPT = {"locale", "posix", "sys"}
 """Modules that Python itself asks while it runs: for encodings, for the parts of `os`, and for its build."""
 O_BINARY = 0x8000
-"""As on Windows, where a file that is opened without it changes the ends of lines; Linux ignores it."""
+"""The flag of Windows, where a file opened without it changes the ends of lines; Linux ignores it."""
 
 
 class _Mmap(mmap.mmap):

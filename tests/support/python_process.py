@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 HANGS_AFTER_S = 600
-"""Not a measure of a machine's speed: a process that has not ended then never will, even on a busy machine."""
+"""Seconds after which a process that has not ended never will, even on a busy machine."""
 LAZY_IMPORTS_WORK = sys.version_info < (3, 13) or [*map(int, version("torch").split(".")[:2])] < [2, 14]
 """Torch 2.14 deletes names while it is imported, which modules of CPython 3.13's LazyLoader do not survive."""
 

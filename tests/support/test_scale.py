@@ -27,4 +27,4 @@ def scaled(quick: int, full: int, promised: int) -> int:
 PYTHON_IN_FULL = pytest.mark.parametrize(
     "engine", ["native", pytest.param("python", marks=pytest.mark.full)], indirect=True
 )
-"""For a long test that runs for both engines, if its subject is not in the engines."""
+"""The mark of a long test that runs for both engines, though its subject is not in the engines."""

@@ -299,7 +299,7 @@ class Passes(nn.Module):
 
 
 class Engine(Passes):
-    """As DeepSpeed's engines, which have parts beside the model."""
+    """A wrapper with parts beside the model, like DeepSpeed's engines."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__(inner)
@@ -313,7 +313,7 @@ class Engine(Passes):
 
 
 class GradientSamples(nn.Module):
-    """As opacus' GradSampleModule."""
+    """A wrapper like opacus' GradSampleModule."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from tests.support.trace_processor import TraceProcessor
 
 
 def placed(folder: Path) -> Iterator[tuple[int, int, int, str]]:
-    """For each rank how far its spans are from the truth at most, in the time of rank 0, the bound, and how."""
+    """Yield for each rank: number, largest error of its spans in the time of rank 0, bound, and method."""
     files = find_rank_recordings(folder)
     job = JobTime(files)
     ranks = [load_rank(file, job[file.rank]) for file in files]

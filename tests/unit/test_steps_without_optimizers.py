@@ -137,7 +137,7 @@ def a_pass_that_fails(net: nn.Linear) -> int:
 
 
 def a_pass_within_a_pass(net: nn.Linear) -> int:
-    """As reentrant checkpoints run."""
+    """Run a backward pass inside another one, as reentrant checkpoints do."""
     out = torch.utils.checkpoint.checkpoint(net, X.clone().requires_grad_(), use_reentrant=True)
     out.sum().backward()
     return 1

@@ -622,7 +622,7 @@ def test_wrong_options_are_usage_errors(tmp_path: Path, option: list[str]) -> No
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """As where other connections have taken all that this process may open."""
+    """Open all descriptors that this process may open, as many connections would."""
     limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, limits[1]))
     try:

@@ -1,4 +1,4 @@
-"""Nothing private is in any byte of a report, and hostile names are text."""
+"""A report has nothing private in any byte, and hostile names are text."""
 
 from __future__ import annotations
 
