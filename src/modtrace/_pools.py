@@ -106,7 +106,9 @@ class ParallelReader(ExitStack):
             try:
                 results = list(self._processes.map(partial(_result_or_error, read), paths, chunksize=_FILES_AT_ONCE))
             except BrokenProcessPool as error:
-                raise ModtraceError("a process that read files was killed, most often as memory ran out") from error
+                raise ModtraceError(
+                    "a process that read files was killed, most often because memory ran out; read fewer files"
+                ) from error
         return [r for r, error in results if error is None and r is not None], [e for _, e in results if e is not None]
 
 

@@ -184,7 +184,7 @@ def _read(path: Path) -> Timeline:
             raise TraceError(path, f"it is a page that modtrace did not write; {_READABLE}")
         problem = "another program has changed or cut it" if carried.is_changed else "it has no table of modtrace"
         fault = f" ({carried.fault})" if carried.fault else ""
-        raise TraceError(path, f"{problem}{fault}, and only as modtrace wrote it can it be read; {_ADVICE}")
+        raise TraceError(path, f"{problem}{fault}; {_ADVICE}")
     from .profiler.merge import load_profile
 
     timeline = load_profile(path)

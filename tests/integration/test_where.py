@@ -377,7 +377,7 @@ def test_signal_that_the_program_handles_is_not_used_for_stacks(tmp_path: Path, 
 
     assert done.stdout.splitlines() == [
         "stacks_on_signal: this program handles SIGUSR2 itself; choose another signal",
-        "stacks_on_signal: SIGKILL can have no handler: [Errno 22] Invalid argument",
+        "stacks_on_signal: Python cannot handle SIGKILL: [Errno 22] Invalid argument; choose another signal",
         "stacks_on_signal is 1000; give a signal, such as signal.SIGUSR2",
         "[]",
         "stacks_on_signal needs a ring: the stacks are written next to its file",

@@ -138,9 +138,9 @@ def record(
         if ring is None:
             raise RecordingError("stacks_on_signal needs a ring: the stacks are written next to its file")
     if keep_when is not None and schedule is not None:
-        raise RecordingError("keep_when cannot be used with a schedule")
+        raise RecordingError("keep_when cannot be used with a schedule; leave out one of them")
     if workers and schedule is not None:
-        raise RecordingError("workers cannot be used with a schedule")
+        raise RecordingError("workers cannot be used with a schedule; leave out one of them")
     options = CaptureOptions(
         engine=_checked(check_engine, engine),
         capacity=_checked(check_capacity, capacity),

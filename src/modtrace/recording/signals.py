@@ -223,7 +223,9 @@ def write_stacks_on(number: int, ring: str, folder: Folder) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         os.close(descriptor)
         os.unlink(path)
-        raise RecordingError(f"stacks_on_signal: {name} can have no handler: {error}") from error
+        raise RecordingError(
+            f"stacks_on_signal: Python cannot handle {name}: {error}; choose another signal"
+        ) from error
     old_descriptor, _descriptors[number] = _descriptors.get(number), descriptor
     if old_descriptor is not None:
         os.close(old_descriptor)

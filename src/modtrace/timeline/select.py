@@ -29,7 +29,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
     low = INT64_MIN if start_ns is None else start_ns
     high = INT64_MAX if end_ns is None else end_ns
     if high < low:
-        raise ArgumentError(f"the window ends {low - high} ns before it starts")
+        raise ArgumentError(f"the window ends {low - high} ns before it starts; end_ns must not be less than start_ns")
     slices = timeline.slices
     # An empty slice has no inside that could overlap: it counts if its moment is in the window.
     overlaps = (slices.start < high) & (slices.end > low) | (slices.start == slices.end) & (slices.start == low)
@@ -112,7 +112,7 @@ def step_interval(first: int | None, last: int | None, count: int) -> tuple[int,
 
     low, high = 0 if first is None else number(first), INT64_MAX if last is None else number(last)
     if high < low and min(first or 0, last or 0) >= 0:
-        raise ArgumentError(f"step {high} is before step {low}")
+        raise ArgumentError(f"step {high} is before step {low}; give the first step, then the step after the last")
     return low, max(low, high)  # a range from -1 to -2 is empty, like a slice of a list
 
 

@@ -66,4 +66,6 @@ def view_command(
             echo(share_hint(trace), err=True)
             delivered = open_and_serve(server, echo, browser=not no_browser, keep=keep)
     if not delivered:
-        raise ModtraceError(f"no browser fetched the trace within {WAIT_TIMEOUT_S / 60:.0f} minutes")
+        raise ModtraceError(
+            f"no browser fetched the trace within {WAIT_TIMEOUT_S / 60:.0f} minutes; open it in a browser"
+        )
