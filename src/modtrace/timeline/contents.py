@@ -49,6 +49,11 @@ STEP_NOTES = "step_notes"
 """Metadata key: facts about a few sampled steps; `metadata.SHAPE_OF_STEP_NOTES` lists their keys."""
 
 
+def is_sampled_step(number: int) -> bool:
+    """Return whether a recording samples the step of this number for its notes: one of 0, 1, 2, 4, 8 and so on."""
+    return number & (number - 1) == 0
+
+
 def place_in_lists(fqn: str, called: Container[str]) -> str:
     """Return the name that a module shares with its siblings: `*` replaces each index into an `nn.ModuleList`.
 

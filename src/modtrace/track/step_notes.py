@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .._interrupts import without_errors_of_users
 from ..ring import NameTable
-from ..timeline.contents import FLOAT64, place_in_lists
+from ..timeline.contents import FLOAT64, is_sampled_step, place_in_lists
 from .event_sink import OnError
 from .line_gaps import LineGaps
 from .native.engine import NativeEngine
@@ -128,13 +128,13 @@ class StepNotes:
                 self._delays = sorted([*self._delays, (waited_ns, number)], reverse=True)[:_MAX_DELAYS]
             if self._thread is None:
                 self._schedule_slow_sample(step_ns, ended_by)
-            elif _is_sampled(self._ended):
+            elif is_sampled_step(self._ended):
                 self._note(ended_by)
                 self._sampling_ns.append((number, time.monotonic_ns() - now))
             else:
                 self._note_slow(step_ns, ended_by)
             self._ended = number if ended_by in _UNITS else self._ended + 1
-            if _is_sampled(self._ended):
+            if is_sampled_step(self._ended):
                 self._thread = threading.get_ident()
                 if resident_bytes := self._read_resident_bytes():
                     self._resident_samples.append((self._ended, resident_bytes))
@@ -413,11 +413,6 @@ class StepNotes:
         paths = [fqn.split(".") for fqn, module in modules.items() if id(module) in module_ids]
         parents = {".".join(path[:depth]) for path in paths for depth in range(1, len(path))}
         return sorted(parents, key=lambda fqn: (fqn.count("."), fqn))[:_MAX_OPERATOR_MODULES]
-
-
-def _is_sampled(ended: int) -> bool:
-    """Return whether the step after `ended` steps is sampled: one of 0, 1, 2, 4, 8 and so on."""
-    return ended & (ended - 1) == 0
 
 
 def _size(module: torch.nn.Module, known_sizes: dict[int, int]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...._arrays import AnyArray, BoolArray, Int64Array
 from ...._tables import counted
-from ...contents import WITHOUT_GRADIENTS
+from ...contents import WITHOUT_GRADIENTS, is_sampled_step
 from ..parts import OTHER
 from ..slow_steps import SlowPart, short_ms
 from ..step_times import warm_up_steps
@@ -344,7 +344,7 @@ def find_slow_steps(rule_input: RuleInput, notes: NotedSteps, explained: Contain
         period, numbers = 0, np.zeros(0, np.int64)
         # Without a period, sampling may have made them slow, or another program.
         is_sampled = [
-            is_python and number & (number - 1) == 0 and slow.took_ns - sampling_ns.get(number, 0) < max_sampling_ns
+            is_python and is_sampled_step(number) and slow.took_ns - sampling_ns.get(number, 0) < max_sampling_ns
             for number, slow, _ in slow_steps
         ]
         is_waiting = [
