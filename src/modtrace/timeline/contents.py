@@ -48,6 +48,9 @@ FLOAT64 = " (float64)"
 STEP_NOTES = "step_notes"
 """Metadata key: facts about a few sampled steps; `metadata.SHAPE_OF_STEP_NOTES` lists their keys."""
 
+MIN_CALLS_IN_STEP = 8
+"""Minimum number of a module's calls in a step for the first to be compared with the later ones: times and inputs."""
+
 
 def is_sampled_step(number: int) -> bool:
     """Return whether a recording samples the step of this number for its notes: one of 0, 1, 2, 4, 8 and so on."""

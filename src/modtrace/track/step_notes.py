@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .._interrupts import without_errors_of_users
 from ..ring import NameTable
-from ..timeline.contents import FLOAT64, is_sampled_step, place_in_lists
+from ..timeline.contents import FLOAT64, MIN_CALLS_IN_STEP, is_sampled_step, place_in_lists
 from .event_sink import OnError
 from .line_gaps import LineGaps
 from .native.engine import NativeEngine
@@ -46,8 +46,6 @@ LOOPS = 1_000
 """Rounds of the empty loop that measures the speed of Python here."""
 _MIN_PERCENT = 80
 """Minimum share of all parameter values that a module holds itself for the notes to name it."""
-_MIN_CALLS_IN_STEP = 8
-"""Minimum number of a module's calls in a step for their inputs to be compared."""
 _Lengths = dict[str, list[tuple[int, int]]]
 """Numbers of values, each with the number of the step that had it, by the name of what has them."""
 _UNITS = {"forward": 0, "backward": 1}
@@ -279,7 +277,7 @@ class StepNotes:
             ):
                 self._inputs.setdefault(fqn, []).append((self._ended, shapes))
                 calls, last_shapes = self._later_shapes_by_module.get(id(module), (1, shapes))
-                if calls >= _MIN_CALLS_IN_STEP and last_shapes != shapes:
+                if calls >= MIN_CALLS_IN_STEP and last_shapes != shapes:
                     self._changing_inputs.setdefault(fqn, []).append((calls, shapes, last_shapes))
         self._shapes_by_module.clear()
         self._later_shapes_by_module.clear()

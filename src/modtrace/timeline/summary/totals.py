@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..._arrays import INT64_MIN, BoolArray, Int64Array, Numbering, expand_ranges, sums_at
-from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork, Process
+from ..contents import COMMUNICATION_KIND, MIN_CALLS_IN_STEP, NO_PHASE, GpuWork, Process
 from ..nesting import extents, is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, PHASES, RECOMPUTE, Arg, Slices
@@ -197,14 +197,10 @@ def _count_calls(
     return np.stack(tables, axis=1)
 
 
-_MIN_CALLS_IN_STEP = 8
-"""Minimum number of a module's calls in a step whose first quarter is compared with the others."""
-
-
 def _growth_in_steps(group: Int64Array, step: Int64Array, ns: Int64Array) -> Int64Array:
     """Return int64[calls], the time of each call minus the mean of the first quarter of its group's calls in its step.
 
-    The calls are in the order of their starts. It is 0 if the step has fewer than `_MIN_CALLS_IN_STEP` of them.
+    The calls are in the order of their starts. It is 0 if the step has fewer than `MIN_CALLS_IN_STEP` of them.
     """
     order = np.lexsort((step, group))
     starts = np.flatnonzero(np.append(True, (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0))[: len(order)])
@@ -214,7 +210,7 @@ def _growth_in_steps(group: Int64Array, step: Int64Array, ns: Int64Array) -> Int
     mean_ns = (total_ns[starts + quarter] - total_ns[starts]) / quarter
     growth_ns = np.zeros(len(ns), np.int64)
     growth_ns[order] = ns[order] - np.repeat(mean_ns, count).astype(np.int64)
-    growth_ns[order[np.repeat(count < _MIN_CALLS_IN_STEP, count)]] = 0
+    growth_ns[order[np.repeat(count < MIN_CALLS_IN_STEP, count)]] = 0
     return growth_ns
 
 
