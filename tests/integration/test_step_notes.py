@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
@@ -159,6 +160,72 @@ def test_a_module_whose_attributes_raise_is_left_out_of_the_notes(
     assert timeline.metadata[STEP_NOTES]["steps"] == 4
     assert timeline.metadata[STEP_NOTES]["doubles"] == ["Linear"]
     assert len(timeline.spans) == 3 * _STEPS
+
+
+def test_the_class_that_a_module_claims_is_not_read(engine: EngineName) -> None:
+    reads = 0
+
+    class Counted(nn.Linear):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal reads
+            reads += name == "__class__"
+            return super().__getattribute__(name)
+
+    model = Counted(4, 4)
+    optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.01)
+    with modtrace.record(engine=engine) as recording:
+        reads = 0
+        for _ in range(_STEPS):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        assert reads == 0
+
+    assert recording.timeline().metadata[STEP_NOTES]["steps"] == 4
+
+
+def test_the_class_that_a_value_claims_is_not_read(engine: EngineName) -> None:
+    class Odd:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            raise RuntimeError("the class is hidden")
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor, _: Odd) -> tuple[torch.Tensor, Odd]:  # type: ignore[override]
+            return super().forward(x), Odd()
+
+    model = Model(4, 4)
+    with modtrace.record(engine=engine, shapes=True) as recording:
+        for _ in range(_STEPS):
+            model(torch.ones(2, 4), Odd())[0].sum().backward()
+        assert recording.running
+
+    assert [span.phase for span in recording.timeline().spans] == ["forward", "backward"] * _STEPS
+
+
+def test_a_function_mode_sees_no_call_of_the_engine(engine: EngineName) -> None:
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    def train() -> list[str]:
+        seen.clear()
+        with Mode():
+            for _ in range(_STEPS):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [*seen]
+
+    seen = list[str]()
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train()
+    unrecorded = train()
+    with modtrace.record(engine=engine) as recording:
+        assert train() == unrecorded
+
+    assert len(recording.timeline().spans) == 2 * 4 * _STEPS
 
 
 def test_the_time_in_which_notes_are_made_is_noted(engine: EngineName) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 
 from .._arrays import Numbering
 from ..formats.chrome_values import read_microseconds_array
-from ..formats.event_table import BEGIN, END, FLOW_PHASES, NEXT, SLICE, EventTable
+from ..formats.event_table import BEGIN, END, NEXT, SLICE, EventTable
 from .track_layout import NEVER_NS, Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout
 
-_FLOW_PHASES = frozenset(FLOW_PHASES.decode())
-_ORDINARY_PHASES = _FLOW_PHASES | frozenset("XBE")
+_FLOW_PHASES = frozenset("stf")
+_ORDINARY_PHASES = frozenset("XBEstf")
 _NUMBERS = {int, float}
 _DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _MAX_ORDINARY_US = 2**53 // 1000 - 1
@@ -86,7 +86,7 @@ class ChromeEvents:
         work = np.stack([column[work_rows] for column in (track, time, time + duration, events.position, name)])
         window_ends = (time + duration)[slices[is_window[slices]]]
         flows = table.flows
-        is_valid = np.isin(phase[flows.row], [*FLOW_PHASES, SLICE, BEGIN])
+        is_valid = np.isin(phase[flows.row], [*map(ord, _FLOW_PHASES), SLICE, BEGIN])
         row, flow, ways, binds = (column[is_valid] for column in flows)
         keys = [(key, number) for number, key in enumerate(table.flow_ids)]
         return TrackLayout(

@@ -146,9 +146,10 @@ class RepeatedCalls:
         self._seen, self._again = {}, {}
         return again
 
-    def note(self, module: object, inputs: tuple[Any, ...]) -> None:
+    def note(self, module: Any, inputs: tuple[Any, ...]) -> None:
         """Note a call. It counts if an earlier one had its inputs, and no input or first weight was written since."""
-        if not isinstance(module, nn.Module) or current_graph_task() != NO_GRAPH_TASK:  # checkpoints run calls again
+        # Checkpoints run calls again.
+        if not issubclass(type(module), nn.Module) or current_graph_task() != NO_GRAPH_TASK:
             return
         # Scripted modules lack these attributes, and weights made in inference mode have no version.
         with unseen_by_modes(), without_errors_of_users():
@@ -199,7 +200,7 @@ def _modules_inside(module: nn.Module) -> Iterator[nn.Module]:
 
 def _drops(module: nn.Module) -> bool:
     return any(
-        isinstance(part, _DropoutNd) and attribute_of(part, "training") and part.p > 0
+        issubclass(type(part), _DropoutNd) and attribute_of(part, "training") and attribute_of(part, "p") > 0
         for part in _modules_inside(module)
     )
 

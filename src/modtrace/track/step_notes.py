@@ -342,15 +342,17 @@ class StepNotes:
         with unseen_by_modes():
             for fqn, module in modules.items():
                 # Some modules, such as scripted ones, lack these attributes.
+                # `isinstance` would read the `__class__` of the object.
                 with without_errors_of_users():
+                    module_class = type(module)
                     if count := len(attribute_of(module, "_forward_hooks")) + len(
                         attribute_of(module, "_forward_pre_hooks")
                     ):
                         hooks[fqn] = count
                     if attribute_of(module, "training") and (
-                        module.p > 0
-                        if isinstance(module, _DropoutNd)
-                        else isinstance(module, _BatchNorm) and module.track_running_stats
+                        attribute_of(module, "p") > 0
+                        if issubclass(module_class, _DropoutNd)
+                        else issubclass(module_class, _BatchNorm) and attribute_of(module, "track_running_stats")
                     ):
                         drop.append(fqn)
                     parameters = [

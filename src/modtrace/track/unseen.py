@@ -87,17 +87,18 @@ def tensors_in(value: Any, depth: int = 0, entered: dict[int, tuple[int, Any]] |
 
     Values deeper than 8 levels are left out. `entered` has the least depth of each container, so that cycles end.
     """
-    if isinstance(value, Tensor):
+    value_class = type(value)  # `isinstance` would read the `__class__` of the user's object
+    if issubclass(value_class, Tensor):
         yield value
         return
     if depth >= _MAX_DEPTH:
         return
     inner: Iterable[Any]
-    if isinstance(value, (tuple, list)):
+    if issubclass(value_class, (tuple, list)):
         inner = value
-    elif isinstance(value, Mapping):
+    elif issubclass(value_class, Mapping):
         inner = value.values()
-    elif is_dataclass(value) and not isinstance(value, type):
+    elif is_dataclass(value_class) and not issubclass(value_class, type):
         inner = (getattr(value, field.name, None) for field in fields(value))
     else:
         return

@@ -12,7 +12,6 @@ from ..._tables import counted
 from ...ring import Events, Kind
 from ...ring.event_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import KINDS_OF_OTHER_THREADS, NO_NAME, RANGE_KINDS
-from ..contents import COMMUNICATION
 from .attribution import attribute_nodes
 from .cuts import count_open, find_cuts
 from .intervals import Intervals, build_intervals, pair_by_value
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 AFTER_BACKWARD = "after backward"
 """The phase of a thread in a backward pass in which no node runs."""
 
+_COMMUNICATION = "communication"
+"""Category of ranges that do not show the place of a thread, as another thread can end them; waits have own events."""
 
 _LAST_STEPS = 8
 """Number of a ring's last steps that are searched for a cut first."""
@@ -171,14 +172,13 @@ def _last_cut(analysis: RingAnalysis) -> int:
 def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]]:
     """Return the ranges that have not ended, by thread, outermost first.
 
-    Torch's own ranges without a category are left out, because they are around everything. So are those of
-    communication, because another thread can end them; waits have events of their own.
+    Torch's own ranges without a category are left out, because they are around everything.
     """
     start, end = pair_by_value(events, *RANGE_KINDS)
     open_ranges: dict[int, list[OpenCall]] = {}
     for index in start[end < 0].tolist():
         name, category = parse_range(lookup.texts[events.name[index]])
-        if category not in (COMMUNICATION, "torch"):
+        if category not in (_COMMUNICATION, "torch"):
             call = OpenCall(name, category, int(events.time_ns[index]))
             open_ranges.setdefault(int(events.thread[index]), []).append(call)
     return open_ranges

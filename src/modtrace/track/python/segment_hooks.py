@@ -150,7 +150,7 @@ class SegmentHooks(Generic[_Stack]):
         self.ends_early: dict[int, Sequence[Any]] = {}
         self._failed_searches: dict[_CallSource, int] = {}
 
-    def close_segment(self, thread: FrameStack[Any], frame: FrameBase, values: object, sequence: int) -> None:
+    def close_segment(self, thread: FrameStack[Any], frame: FrameBase, values: Any, sequence: int) -> None:
         """End the segment of `frame`'s own nodes, and hook its newest node.
 
         That node is searched for among the `grad_fn`s of the tensors in `values`: inputs of an inner call, or outputs.
@@ -160,17 +160,20 @@ class SegmentHooks(Generic[_Stack]):
         if type(values) is tuple and len(values) == 1:
             values = values[0]
         # Usually there is one tensor; the general walk costs more than the rest of this method.
-        for tensor in (values,) if isinstance(values, Tensor) else tensors_in(values):
+        for tensor in (values,) if issubclass(type(values), Tensor) else tensors_in(values):
+            is_seen_by_mode = has_torch_function_unary(tensor)
             try:
-                node = node_of(tensor) if has_torch_function_unary(tensor) else tensor.grad_fn
+                node = node_of(tensor) if is_seen_by_mode else tensor.grad_fn
             except RuntimeError:
                 # A view whose base was changed in place may raise when it is asked for its grad_fn.
                 continue
             if node is not None and first <= (number := node._sequence_nr()) <= newest:
-                # `_hook`, inlined: the call would add 10 %.
-                hook_tensor = thread.hook_tensor
-                hook_tensor._backward_hooks = {0: partial(self.on_segment_start, frame.call_id)}
-                node._register_hook_dict(hook_tensor)
+                if is_seen_by_mode:
+                    self._hook(thread, node, frame.call_id)
+                else:  # `_hook`, inlined: the call would add 10 %.
+                    hook_tensor = thread.hook_tensor
+                    hook_tensor._backward_hooks = {0: partial(self.on_segment_start, frame.call_id)}
+                    node._register_hook_dict(hook_tensor)
                 is_hooked = is_hooked or number == newest
         if not frame.depth:
             thread.outside_segments.append((first, newest))
@@ -261,8 +264,9 @@ class SegmentHooks(Generic[_Stack]):
         # `node.register_prehook` costs three times as much, because it makes a removable handle. So the dictionary of
         # hooks of a tensor is registered on the node.
         hook_tensor = thread.hook_tensor
-        hook_tensor._backward_hooks = {0: partial(self.on_segment_start, call_id)}
-        node._register_hook_dict(hook_tensor)
+        with unseen_by_modes():
+            hook_tensor._backward_hooks = {0: partial(self.on_segment_start, call_id)}
+            node._register_hook_dict(hook_tensor)
 
 
 def _newest_of(
