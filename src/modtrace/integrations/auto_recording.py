@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._after_import import call_after_import
 from .._errors import RecordingError
+from .._files import RING_SUFFIXES
 from .._ranks import absolute_path, add_rank
 from .._tables import next_step_hint, printable
 from ..record_options import parse_flag
@@ -194,7 +195,6 @@ def _say(line: str) -> None:
 
 
 _VARIABLE = "MODTRACE"
-_RING_SUFFIX = ".modtrace"
 _EXAMPLES = "MODTRACE=trace.pftrace, or MODTRACE=ring=run-%r.modtrace,path=run-%r.pftrace"
 _PARSERS: Mapping[str, Callable[[str], Any]] = {"path": str, "save_on_term": parse_flag, **PARSERS}
 
@@ -234,7 +234,7 @@ def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _split(text: str) -> list[tuple[str, str]]:
     if "=" not in text:
-        return [("ring" if text.endswith(_RING_SUFFIX) else "path", text)]
+        return [("ring" if text.endswith(RING_SUFFIXES) else "path", text)]
     pairs: list[tuple[str, str]] = []
     for part in text.split(","):
         if pairs and part.strip().isdecimal():  # the next number of a list

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._arrays import Int64Array
 from .._errors import ModtraceError, TraceError, require_extra
-from .._files import begins_with, work_folder
+from .._files import RING_SUFFIXES, begins_with, work_folder
 from ..read import SHOWN_EVENTS, FileKind, file_kind_by_head, read_timeline, too_large
 from ..record_options import StepRange
 from ..ring import (
@@ -116,7 +116,6 @@ def _copy(filesystem: Any, file: Any, copy: Path) -> None:
 _BLOCK_BYTES = 8 << 20
 
 
-_RING_SUFFIX = ".modtrace"
 _TRACE_SUFFIXES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 _RECORDING_KINDS = (FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.PROFILE, FileKind.MERGED_PERFETTO)
 
@@ -159,7 +158,7 @@ def find_rank_recordings(
     except OSError as error:
         raise ModtraceError(f"{root}: cannot be read: {error.strerror}") from error
     rings = [
-        path for path in paths if path.suffix == _RING_SUFFIX or (path.suffix != ".new" and begins_with(path, MAGIC))
+        path for path in paths if path.suffix in RING_SUFFIXES or (path.suffix != ".new" and begins_with(path, MAGIC))
     ]
     rings = [Path(path) for path in newest_rings(map(str, rings))[0]]
     recordings = [file for path in rings if (file := _read(path, _ring_recording, on_left_out))]
