@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._interrupts import raised_by_handler
 from ..timeline.contents import COMPILED_BEFORE, FROM_AUTOGRAD_CACHE
+from ..timeline.slices import UNKNOWN_FLOPS
 from .compiled_kernels import InnerModule, KernelLog, Owner, factors_of, note_kernels, note_owners, owner_of
 from .greenlets import PerGreenlet
 from .native.flops import Formula, formula_by_operator
@@ -31,7 +32,6 @@ _COMPILE_FUNCTIONS = ("_aot_stage2b_inference_compile", "_aot_stage2b_fw_compile
 
 _NO_GRAPH = "its backend does not use AOTAutograd"
 NO_WORK = (0,) * 6
-_UNKNOWN = -1
 
 
 class GraphWork(NamedTuple):
@@ -126,7 +126,7 @@ def _add_nodes(work: dict[InnerModule, list[int]], owners: dict[str, Owner], gra
         flops = _flops_of(node, formulas)
         counts[phase] += 1
         total = counts[3 + phase]
-        counts[3 + phase] = _UNKNOWN if _UNKNOWN in (flops, total) else total + flops
+        counts[3 + phase] = UNKNOWN_FLOPS if UNKNOWN_FLOPS in (flops, total) else total + flops
 
 
 def _flops_of(node: Any, formulas: dict[str, Formula]) -> int:
@@ -136,7 +136,7 @@ def _flops_of(node: Any, formulas: dict[str, Formula]) -> int:
         # An operator that saves the state of random numbers runs another operator, with the arguments after that.
         index = next((index for index, argument in enumerate(positional) if isinstance(argument, OpOverload)), None)
         if index is None:
-            return _UNKNOWN
+            return UNKNOWN_FLOPS
         target, positional = positional[index], positional[index + 1 :]
     packet = getattr(target, "overloadpacket", None)
     formula = formulas.get(getattr(packet, "_qualified_op_name", ""))
@@ -145,10 +145,10 @@ def _flops_of(node: Any, formulas: dict[str, Formula]) -> int:
     args, kwargs = map_arg((positional, node.kwargs), lambda argument: argument.meta.get("val"))
     shapes = [leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if any(type(size) is not int for shape in shapes for size in shape):
-        return _UNKNOWN
+        return UNKNOWN_FLOPS
     try:
         return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
     except (Exception, SystemExit) as error:
         if raised_by_handler(error):
             raise
-        return _UNKNOWN
+        return UNKNOWN_FLOPS

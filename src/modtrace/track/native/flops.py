@@ -16,6 +16,7 @@ from torch.utils import flop_counter
 
 from ..._interrupts import raised_by_handler
 from ...ring import NameTable
+from ...timeline.slices import UNKNOWN_FLOPS
 from ..unseen import unseen_by_modes
 
 Formula = Callable[..., int]
@@ -52,7 +53,6 @@ _WITHOUT_FORMULA = frozenset(
 )
 """Operators with much work and no formula in torch: a recording names those that it sees."""
 _MAX_FLOPS = 2**63 - 1
-UNKNOWN_FLOPS = -1
 
 
 class NativeFlops:
