@@ -12,7 +12,7 @@ import numpy as np
 
 from .._arrays import Float64Array, Int64Array
 from .._interrupts import cached_property
-from ..ring.clocks import MAX_RATE, ClockMap, Reading
+from ..ring.clocks import MAX_RATE, MAX_SLEW, ClockMap, Reading
 from ..timeline import Mark, Timeline
 from ..timeline.nesting import TimeIntervals, union_of
 from .event_collector import ProfilerEvents
@@ -172,8 +172,6 @@ def _count_cuts(guess: Int64Array, window: Int64Array, busy: TimeIntervals) -> I
     return cuts
 
 
-_DRIFT_LIMIT = 500e-6
-"""Maximum change of the offset in ns per ns: a kernel does not slew its wall clock faster."""
 _CLOCK_NOISE_NS = 50.0
 _LINE_NS = 1 << 40
 """Distance in ns of the two moments that define a line."""
@@ -204,7 +202,7 @@ def intersect(bounds: OffsetBounds) -> OffsetBounds | None:
     low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
     np.maximum.at(low, index, bounds.low_ns)
     np.minimum.at(high, index, bounds.high_ns)
-    drift = _DRIFT_LIMIT * (time - time[0])
+    drift = MAX_SLEW * (time - time[0])
     return OffsetBounds(time, _max_lower_bound(low, drift), -_max_lower_bound(-high, drift))
 
 
@@ -236,7 +234,7 @@ class OperatorFit:
     def metadata(self) -> dict[str, Any]:
         """Return the JSON values in a trace's metadata."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "band"}
-        return _rounded(values) | {"drift_limit": _DRIFT_LIMIT}
+        return _rounded(values) | {"drift_limit": MAX_SLEW}
 
     def __str__(self) -> str:
         bound, typical = f"±{self.bound_ns / 1000:.1f} µs", f"±{self.typical_ns / 1000:.1f} µs"

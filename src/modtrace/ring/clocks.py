@@ -18,8 +18,10 @@ import numpy.typing as npt
 from .._arrays import Float64Array, Int64Array
 from .owner import BOOT_ID
 
-MAX_RATE = 1e-3
-"""Maximum rate at which two monotonic clocks drift apart: each is slewed by up to 500 ppm."""
+MAX_SLEW = 500e-6
+"""Maximum rate at which a kernel slews a clock; a clock that moved more between two readings was set."""
+MAX_RATE = 2 * MAX_SLEW
+"""Maximum rate at which two monotonic clocks drift apart: each is slewed."""
 _MIN_RATE_CHANGE = 1e-6
 """Minimum change of the rate that is assumed between two readings, because machines warm up."""
 _FLOAT_NOISE_NS = 1e-6

@@ -10,7 +10,7 @@ import numpy as np
 from ..._arrays import INT64_MAX, BoolArray, Int64Array, is_any, split_by
 from ..._interrupts import cached_property
 from ...ring import Events, Kind, Record, RingSnapshot, slot_format
-from ...ring.clocks import ClockMap, Reading
+from ...ring.clocks import MAX_SLEW, ClockMap, Reading
 from ...ring.event_text import CATEGORIES, RangeName, parse_range
 from .attribution import attribute_nodes
 from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_by_value, pair_calls
@@ -127,8 +127,6 @@ def device_clock(device_ns: Int64Array, host_ns: Int64Array, width_ns: Int64Arra
     return ClockMap.of_columns(time, offset - base - half, half, "mean rate", base)
 
 
-_MAX_DRIFT = 500e-6
-"""Maximum rate at which a wall clock is slewed (500 ppm); a clock that moved more between two readings was set."""
 MAX_BACKWARD_EVENTS = 1 << 16
 """Number of last events of a ring from which the usual durations of backward are taken."""
 
@@ -313,7 +311,7 @@ def wall_clock(records: Iterable[Record]) -> ClockMap:
     ] or [Reading(0, 0)]
     first, last = anchors[0], anchors[-1]
     elapsed, drift = last.time_ns - first.time_ns, last.offset_ns - first.offset_ns
-    is_slewed = elapsed > 0 and abs(drift) <= _MAX_DRIFT * elapsed
+    is_slewed = elapsed > 0 and abs(drift) <= MAX_SLEW * elapsed
     return ClockMap([first, last] if is_slewed else [first], "mean rate")
 
 
