@@ -8,11 +8,10 @@ import numpy as np
 
 from .._arrays import Numbering
 from ..formats.chrome_values import read_microseconds_array
-from ..formats.event_table import BEGIN, END, NEXT, SLICE, EventTable
+from ..formats.event_table import BEGIN, END, FLOW_PHASE_NAMES, FLOW_PHASES, NEXT, SLICE, EventTable
 from .track_layout import NEVER_NS, Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout
 
-_FLOW_PHASES = frozenset("stf")
-_ORDINARY_PHASES = frozenset("XBEstf")
+_ORDINARY_PHASES = FLOW_PHASE_NAMES | {"X", "B", "E"}
 _NUMBERS = {int, float}
 _DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _MAX_ORDINARY_US = 2**53 // 1000 - 1
@@ -86,7 +85,7 @@ class ChromeEvents:
         work = np.stack([column[work_rows] for column in (track, time, time + duration, events.position, name)])
         window_ends = (time + duration)[slices[is_window[slices]]]
         flows = table.flows
-        is_valid = np.isin(phase[flows.row], [*map(ord, _FLOW_PHASES), SLICE, BEGIN])
+        is_valid = np.isin(phase[flows.row], [*FLOW_PHASES, SLICE, BEGIN])
         row, flow, ways, binds = (column[is_valid] for column in flows)
         keys = [(key, number) for number, key in enumerate(table.flow_ids)]
         return TrackLayout(
@@ -111,7 +110,7 @@ def _are_ordinary(events: list[Any]) -> bool:
             return False
         if not (min(times) >= 0 and max(times) < _MAX_ORDINARY_US and min(ids) >= 0 and max(ids) <= _MAX_ID):
             return False
-        return all(type(event["id"]) in (int, str) for event in events if event["ph"] in _FLOW_PHASES)
+        return all(type(event["id"]) in (int, str) for event in events if event["ph"] in FLOW_PHASE_NAMES)
     except (KeyError, TypeError):
         return False
 
@@ -139,9 +138,9 @@ def _field_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:
         for name, value in raw["args"].items():
             if _parse_number(value) is None:
                 yield Fault("not-a-number", f"{name!r} of a counter is {value!r}", position)
-    if phase in _FLOW_PHASES and "id" not in raw:
+    if phase in FLOW_PHASE_NAMES and "id" not in raw:
         yield Fault("missing-field", f"a flow's {phase} without id", position)
-    elif phase in _FLOW_PHASES and not isinstance(raw["id"], str | int | float):
+    elif phase in FLOW_PHASE_NAMES and not isinstance(raw["id"], str | int | float):
         yield Fault("missing-field", f"a flow's {phase} with {raw['id']!r} as id", position)
 
 

@@ -21,13 +21,13 @@ NO_NUMBER = -(1 << 62)
 """Value in a column of args if the arg is not an integer of 64 bits."""
 SLICE, BEGIN, END, METADATA = b"XBEM"
 FLOW_PHASES = b"stf"
+FLOW_PHASE_NAMES = frozenset(FLOW_PHASES.decode())
 AT_LAST, AROUND, NEXT = range(3)
 """The slice to which an end of a flow belongs: the slice of its row, the slice around it, or the next slice."""
 ENDS, BEGINS, _BOUND = 1, 2, 4
 _NO_EVENT = {"ph": "\0"}
 _NO_ARGS: dict[str, Any] = {}
 _NO_DURATION = -math.inf
-_ARROW_PHASES = frozenset("stf")
 _Row = tuple[int, int, int, float, float]
 _IGNORED_ROW: _Row = (ord("0"), 0, 0, 0.0, 0.0)
 _RowEvent = tuple[int, dict[str, Any]]
@@ -112,7 +112,7 @@ class EventTable:
                 if "bind_id" in event:
                     bound.append((row, event))
             else:
-                if phase in _ARROW_PHASES:
+                if phase in FLOW_PHASE_NAMES:
                     if categories is not None and event.get("cat") not in categories:
                         add_row(_IGNORED_ROW)
                         continue

@@ -12,6 +12,7 @@ from ..._tables import counted
 from ...ring import Events, Kind
 from ...ring.event_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import KINDS_OF_OTHER_THREADS, NO_NAME, RANGE_KINDS
+from ..slices import COMMUNICATION
 from .attribution import attribute_nodes
 from .cuts import count_open, find_cuts
 from .intervals import Intervals, build_intervals, pair_by_value
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 AFTER_BACKWARD = "after backward"
 """The phase of a thread in a backward pass in which no node runs."""
-
-_COMMUNICATION = "communication"
-"""Category of ranges that do not show the place of a thread, as another thread can end them; waits have own events."""
 
 _LAST_STEPS = 8
 """Number of a ring's last steps that are searched for a cut first."""
@@ -178,7 +176,8 @@ def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]
     open_ranges: dict[int, list[OpenCall]] = {}
     for index in start[end < 0].tolist():
         name, category = parse_range(lookup.texts[events.name[index]])
-        if category not in (_COMMUNICATION, "torch"):
+        # Another thread can end a communication range, so it does not show this thread's place; waits have own events.
+        if category not in (COMMUNICATION, "torch"):
             call = OpenCall(name, category, int(events.time_ns[index]))
             open_ranges.setdefault(int(events.thread[index]), []).append(call)
     return open_ranges
