@@ -1047,6 +1047,21 @@ def test_sizes_are_found_without_running_code_of_the_user() -> None:
     assert Own.asked == 0
 
 
+def test_an_attribute_whose_name_raises_as_it_is_formatted_is_left_out_of_the_notes(engine: EngineName) -> None:
+    class Odd(str):
+        def __format__(self, _: str) -> str:
+            raise ValueError("modtrace formatted a name of the user")
+
+    def grow(model: nn.Sequential) -> Callable[[], object]:
+        vars(model[1])[Odd("odd")] = []
+        vars(model[1])["seen"] = seen = list[int]()
+        return lambda: seen.append(1)
+
+    notes = notes_of(grow, engine)
+    assert notes["steps"] == 4
+    assert [*notes["lengthen"]] == ["Sequential.1.seen"]
+
+
 def test_notes_survive_in_a_ring_and_in_traces(tmp_path: Path) -> None:
     notes = notes_of(average, ring=tmp_path / "run.modtrace", path=str(tmp_path / "run.pftrace"))
 

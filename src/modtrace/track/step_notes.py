@@ -310,6 +310,8 @@ class StepNotes:
         holders |= {"__main__": vars(main)} if main is not None else {}
         for fqn, attributes in holders.items():
             for name, value in [*attributes.items()]:
+                if type(name) is not str:  # code of the user would turn it into text
+                    continue
                 is_tensor = type(value) is torch.Tensor
                 lengths_by_name = self._tensor_lengths if is_tensor else self._lengths
                 if is_tensor or type(value) in (list, dict, deque):
