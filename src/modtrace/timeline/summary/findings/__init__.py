@@ -72,11 +72,11 @@ def find_findings(rule_input: RuleInput) -> list[Finding]:
         *(
             finding
             for finding in find_noted(rule_input, notes)
-            if not finding.ns_per_step or finding.where is None or finding.where not in reported
+            if finding.where is None or finding.where not in reported
             if (finding.what, finding.where) not in inside_keys
         ),
         *find_repeated(rule_input, notes, reported | {finding.where for finding in reruns}),
-        *find_costs(rule_input),
+        *find_costs(rule_input, notes),
     )
     return sorted(findings, key=lambda finding: -finding.ns_per_step)[:MAX_FINDINGS]
 

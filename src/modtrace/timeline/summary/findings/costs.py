@@ -9,8 +9,11 @@ import numpy as np
 from ...memory import NO_MODULE, OUTSIDE_CALLS, format_bytes
 from ..flop_summary import FlopSummary
 from .finding import TRACE, Finding, RuleInput
+from .noted import MIN_GROWTH, NotedSteps
 from .siblings import list_pattern
 
+_MIN_SURE_GROWTH = 2 << 20
+"""Minimum growth in bytes a step without a list that grows too: varying sizes add up to 1.3 MiB."""
 _MIN_HELD_SHARE = 0.3
 """Minimum share of the peak that one module holds; one of many equal layers holds less."""
 _MIN_HELD_BYTES = 8 << 20
@@ -25,9 +28,10 @@ _MIN_DRY_SHARE = 0.2
 """Minimum share of time in which streams are in no module."""
 
 
-def find_costs(rule_input: RuleInput) -> Iterator[Finding]:
+def find_costs(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     """Yield findings about memory, devices and FLOPs."""
     yield from _find_growth(rule_input)
+    yield from _find_process_growth(rule_input, notes)
     yield from _find_holders(rule_input)
     yield from _find_dry_streams(rule_input)
     yield from low_mfu(rule_input.summary.flops)
@@ -51,6 +55,23 @@ def _find_growth(rule_input: RuleInput) -> Iterator[Finding]:
     where = largest if largest in names else in_range
     show = "--memory" if memory is not None else "--tree"
     yield rule_input.finding("memory grows from step to step", where, evidence=evidence, show=show)
+
+
+def _find_process_growth(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
+    """Yield a finding if the memory of the process grows steadily, with the list that grows.
+
+    Without a list, memory has to grow more, and in training: a cache of generated tokens grows until the next request.
+    """
+    if rule_input.memory or notes.growth_bytes < (MIN_GROWTH if notes.list_growth else _MIN_SURE_GROWTH):
+        return
+    if not rule_input.trains and not notes.list_growth:
+        return
+    grown = max(notes.list_growth, key=lambda name: notes.list_growth[name], default="")
+    evidence = f"the process holds about {format_bytes(notes.growth_bytes)} more after each step"
+    evidence += f"; {grown} gets {notes.list_growth[grown]:.3g} values more" if grown else ""
+    where = next((row.fqn for row in rule_input.rows if row.fqn == grown.rpartition(".")[0]), None)
+    title = "memory grows from step to step"
+    yield Finding(title, where, None, 0, 0.0, evidence, "modtrace run --memory SCRIPT")
 
 
 def _find_holders(rule_input: RuleInput) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...._tables import counted
 from ...contents import FLOAT64, OPTIMIZERS, STEP_NOTES
-from ...memory import format_bytes
 from ..slow_steps import short_ms
 from .finding import Finding, RuleInput, only_option, python_slowness, whole_text
 
@@ -49,10 +48,8 @@ _GROWTH_INTERVALS = 3
 """Number of intervals of growth."""
 _MIN_STEADY_SHARE = 0.5
 """Minimum share of the fastest growth in each interval: growth of caches slows down."""
-_MIN_GROWTH = 1 << 20
+MIN_GROWTH = 1 << 20
 """Minimum growth in bytes a step, with a list that grows too."""
-_MIN_SURE_GROWTH = 2 << 20
-"""Minimum growth in bytes a step without such a list: varying sizes add up to 1.3 MiB."""
 _MIN_STEADY_SHARE_AT_END = 0.75
 """Minimum share of the fastest growth in the last interval, half of all steps: varying sizes add half as much."""
 _MIN_NEW_SHARE = 0.4
@@ -336,7 +333,7 @@ def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:
         return 0
     growth = np.diff(size) / np.diff(step)
     is_steady = (
-        growth.min() >= max(_MIN_GROWTH, _MIN_STEADY_SHARE * growth.max())
+        growth.min() >= max(MIN_GROWTH, _MIN_STEADY_SHARE * growth.max())
         and growth[-1] >= _MIN_STEADY_SHARE_AT_END * growth.max()
     )
     return int(np.median(growth)) if is_steady else 0
@@ -378,8 +375,7 @@ def tensors_of(optimizers: Sequence[Mapping[str, Any]]) -> int:
 
 
 def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
-    """Yield findings from notes: growing memory, settings, hooks, new optimizers, float64 and unused gradients."""
-    yield from _find_growth(rule_input, notes)
+    """Yield findings from notes: settings, hooks, new optimizers, float64 and unused gradients."""
     if not rule_input.trains:
         yield from _find_training_mode(rule_input, notes)
         return
@@ -410,23 +406,6 @@ def find_noted(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
     yield from _find_forward_hooks(rule_input, notes)
     yield from _find_doubles(rule_input, notes)
     yield from _find_untrained(rule_input, notes)
-
-
-def _find_growth(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
-    """Yield a finding if memory grows steadily, with the list that grows.
-
-    Without a list, memory has to grow more, and in training: a cache of generated tokens grows until the next request.
-    """
-    if rule_input.memory or notes.growth_bytes < (_MIN_GROWTH if notes.list_growth else _MIN_SURE_GROWTH):
-        return
-    if not rule_input.trains and not notes.list_growth:
-        return
-    grown = max(notes.list_growth, key=lambda name: notes.list_growth[name], default="")
-    evidence = f"the process holds about {format_bytes(notes.growth_bytes)} more after each step"
-    evidence += f"; {grown} gets {notes.list_growth[grown]:.3g} values more" if grown else ""
-    where = next((row.fqn for row in rule_input.rows if row.fqn == grown.rpartition(".")[0]), None)
-    title = "memory grows from step to step"
-    yield Finding(title, where, None, 0, 0.0, evidence, "modtrace run --memory SCRIPT")
 
 
 def _find_training_mode(rule_input: RuleInput, notes: NotedSteps) -> Iterator[Finding]:
