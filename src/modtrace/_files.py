@@ -1,4 +1,4 @@
-"""Files: expanding arguments to files; opening files; writing them atomically; folders that stay open.
+"""Files: expanding arguments to files; opening and writing them; folders that stay open; hints about a written file.
 
 Anyone who may write into a folder can place links there, or replace a file or folder by a link at any moment. So
 modtrace creates its own files in a `Folder`, under names that cannot be links.
@@ -12,7 +12,9 @@ import io
 import os
 import secrets
 import shlex
+import shutil
 import stat
+import sys
 import tempfile
 import threading
 import weakref
@@ -303,3 +305,34 @@ def _status_of(target: Path) -> os.stat_result | None:
         return target.lstat()
     except FileNotFoundError:
         return None
+
+
+def next_step_hint(path: str) -> str:
+    """Return a line with the commands that summarize and show a trace or ring file."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".html":
+        return f"Next: open {path} in a browser; it needs no network"
+    if suffix in (".folded", ".json") and path.lower().endswith((".folded", ".speedscope.json")):
+        return f"Next: drop {path} onto https://www.speedscope.app"
+    command, quoted = _command(), shlex.quote(path)
+    if suffix == ".zip":
+        return f"Next: {command} view {quoted}, or attach it to a bug report"
+    hint = f"Next: {command} summary {quoted}; to see it, {command} view {quoted}"
+    is_perfetto = path.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz"))
+    return f"{hint}, or drop {path} onto https://ui.perfetto.dev" if is_perfetto else hint
+
+
+def share_hint(path: str) -> str:
+    """Return a line that explains how to share the recording in `path` with other people."""
+    if path.lower().endswith(".zip"):
+        return f"To show it to others, give them {path}: they open the viewer.html in it, or run modtrace view"
+    archive = f"{Path(path.removesuffix('.gz')).stem}.zip"
+    return f"To give it to others: {_command()} report {shlex.quote(path)} -o {shlex.quote(archive)}"
+
+
+def _command() -> str:
+    """Return the command that runs modtrace, even if the virtual environment is not activated."""
+    if shutil.which("modtrace"):
+        return "modtrace"
+    script = Path(sys.executable).with_name("modtrace")
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"

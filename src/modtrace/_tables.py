@@ -10,13 +10,10 @@ import importlib
 import io
 import json
 import re
-import shlex
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from ._errors import ModtraceError
@@ -94,37 +91,6 @@ def cell_width(text: str) -> int:
 def padded(text: str, width: int) -> str:
     """Return a printable text, filled with blanks at its end to a minimum of `width` cells."""
     return text + " " * (width - cell_width(text))
-
-
-def next_step_hint(path: str) -> str:
-    """Return a line with the commands that summarize and show a trace or ring file."""
-    suffix = Path(path).suffix.lower()
-    if suffix == ".html":
-        return f"Next: open {path} in a browser; it needs no network"
-    if suffix in (".folded", ".json") and path.lower().endswith((".folded", ".speedscope.json")):
-        return f"Next: drop {path} onto https://www.speedscope.app"
-    command, quoted = _command(), shlex.quote(path)
-    if suffix == ".zip":
-        return f"Next: {command} view {quoted}, or attach it to a bug report"
-    hint = f"Next: {command} summary {quoted}; to see it, {command} view {quoted}"
-    is_perfetto = path.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz"))
-    return f"{hint}, or drop {path} onto https://ui.perfetto.dev" if is_perfetto else hint
-
-
-def share_hint(path: str) -> str:
-    """Return a line that explains how to share the recording in `path` with other people."""
-    if path.lower().endswith(".zip"):
-        return f"To show it to others, give them {path}: they open the viewer.html in it, or run modtrace view"
-    archive = f"{Path(path.removesuffix('.gz')).stem}.zip"
-    return f"To give it to others: {_command()} report {shlex.quote(path)} -o {shlex.quote(archive)}"
-
-
-def _command() -> str:
-    """Return the command that runs modtrace, even if the virtual environment is not activated."""
-    if shutil.which("modtrace"):
-        return "modtrace"
-    script = Path(sys.executable).with_name("modtrace")
-    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"
 
 
 Form = Literal["text", "md", "html", "csv", "json", "frame"]

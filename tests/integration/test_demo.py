@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import modtrace
-from modtrace._tables import next_step_hint, share_hint
+from modtrace._files import next_step_hint, share_hint
 from modtrace.checking import check
 from modtrace.demo import GPT, batches, make_optimizer, train_step
 from modtrace.write.html import write_html

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace import Timeline, load
-from modtrace._tables import share_hint
+from modtrace._files import share_hint
 from modtrace.cli.group import group
 from modtrace.read import FileKind, file_kind
 from modtrace.timeline import Name

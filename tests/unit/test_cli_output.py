@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from modtrace import Timeline
-from modtrace._tables import next_step_hint, printable
+from modtrace._files import next_step_hint
+from modtrace._tables import printable
 from modtrace.cli.group import group
 from modtrace.timeline import Name, Process, Slices, Track
 

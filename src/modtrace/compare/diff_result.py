@@ -344,9 +344,7 @@ class Diff:
         if not self.compared:
             notes.append("no module is in enough recordings of both sides, so no times are compared")
         elif self.compared < MIN_MODULES:
-            notes.append(
-                "too few modules to measure the machine's speed: a faster or slower machine changes all differences"
-            )
+            notes.append("too few modules to measure the machine's speed, which changes all differences")
         else:
             direction = "slower" if self.common_ratio >= 1 else "faster"
             machine = f", as on a {direction} machine: each module and part is compared with this, "

@@ -78,14 +78,10 @@ class Typical(NamedTuple):
 
     Other programs make single steps slower and none faster. That changes the faster half less than half as much as the
     median; without a disturbance, both are equally precise.
-
-    Attributes:
-        time_ns: the mean.
-        variance: relative variance of the mean: 0.0001 if it is known to 1 %.
     """
 
-    time_ns: float
-    variance: float
+    time_ns: float  # mean
+    variance: float  # relative variance of the mean: 0.0001 if it is known to 1 %
 
 
 class Samples(NamedTuple):
@@ -230,23 +226,14 @@ def names_around(fqn: str) -> list[str]:
 
 
 class ModuleRun(NamedTuple):
-    """A module in one phase of one recording, or a part of the step, with one call in each step that has it.
+    """A module in one phase of one recording, or a part of the step, with one call in each step that has it."""
 
-    Attributes:
-        time: typical time in a step with calls.
-        steps: number of these steps.
-        calls: median number of spans in one; inside a compiled region, of calls.
-        fewest_calls: 5th percentile of this number.
-        most_calls: 95th percentile of this number.
-        period: distance of the steps with calls, if all are at one distance; otherwise 0.
-    """
-
-    time: Typical
-    steps: int
-    calls: int
-    fewest_calls: int
-    most_calls: int
-    period: int = 0
+    time: Typical  # typical time in a step with calls
+    steps: int  # number of these steps
+    calls: int  # median number of spans in one; inside a compiled region, of calls
+    fewest_calls: int  # 5th percentile of this number
+    most_calls: int  # 95th percentile of this number
+    period: int = 0  # distance of the steps with calls, if all are at one distance; otherwise 0
 
 
 class RunTimes(NamedTuple):
@@ -307,11 +294,9 @@ def _names_in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]
     """Return `RunTimes.in_functions`: eager names are below the calling module, or a class that no other has there."""
     names: dict[str, str] = {}
     classes = {name.fqn: name.module_class for name in timeline.names}
-    for region, labels in regions.items():
-        if classes[region] != COMPILED_CLASS:
-            continue
+    for region in (region for region in regions if classes[region] == COMPILED_CLASS):
         caller = next((fqn for fqn in names_around(region)[1:] if fqn in classes), "")
-        paths = dict(name.rpartition(": ")[::2] for name in labels)
+        paths = dict(name.rpartition(": ")[::2] for name in regions[region])
         outermost = [path for path in paths if paths.keys().isdisjoint(names_around(path)[1:])]
         class_counts = Counter(paths[path] for path in outermost)
         for path in outermost:

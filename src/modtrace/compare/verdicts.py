@@ -240,9 +240,7 @@ def _measure(keys: Sequence[Key], runs: Sequence[RunTimes], split: int) -> _Time
                 logs[row, column], variances[row, column] = math.log(time.time_ns), time.variance
     has_time = ~np.isnan(logs)
     is_long = np.any(has_time & (logs >= math.log(CLOCK_NS)), axis=1)
-    rows = np.flatnonzero(
-        _has_enough_recordings(has_time[:, :split]) & _has_enough_recordings(has_time[:, split:]) & is_long
-    )
+    rows = np.flatnonzero(_is_measured(has_time[:, :split]) & _is_measured(has_time[:, split:]) & is_long)
     keys, logs, variances = [keys[row] for row in rows.tolist()], logs[rows], variances[rows]
     modules = np.flatnonzero([phase != PART for _, phase in keys])
     speeds = noise.machine_speeds(logs[modules])
@@ -304,16 +302,14 @@ def _find_common_change(
     return CommonChange(change, "either", 0.0, low, high, margin, response)
 
 
-def _work_changed(
-    base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], calls_changed: Sequence[bool]
-) -> bool | None:
+def _work_changed(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], changed: Sequence[bool]) -> bool | None:
     """Return whether most modules did other work, by calls, FLOPs, shapes or bytes; without these, by inputs.
 
     None if it is unknown: modules with equal inputs may do more work.
     """
-    if len(calls_changed) < noise.MIN_MODULES:
+    if len(changed) < noise.MIN_MODULES:
         return None
-    if sum(calls_changed) > len(calls_changed) / 2:
+    if sum(changed) > len(changed) / 2:
         return True
     base, new = (texts_by_key(run.environment for run in side) for side in (base_runs, new_runs))
     equal: dict[str, bool] = {}
@@ -344,10 +340,9 @@ def _add_parts(run: RunTimes) -> RunTimes:
     return run._replace(modules={**run.modules, **{(part, PART): times for part, times in run.parts.items()}})
 
 
-def _has_enough_recordings(has_time: BoolArray) -> BoolArray:
+def _is_measured(has_time: BoolArray) -> BoolArray:
     """Return which rows are in at least two recordings of a side, or in all but one."""
-    is_enough: BoolArray = has_time.sum(axis=1) >= max(1, min(2, has_time.shape[1] - 1))
-    return is_enough
+    return np.asarray(has_time.sum(axis=1) >= max(1, min(2, has_time.shape[1] - 1)))
 
 
 def _change_of_compared(
@@ -378,15 +373,11 @@ def _make_change(
     ends = (log_ratio - machine.machine_high - half_width, log_ratio - machine.machine_low + half_width)
     low, high = (round(base_ns * math.expm1(min(end, noise.MAX_LOG))) for end in ends)
     measured_ns = base_ns * math.expm1(min(log_ratio, noise.MAX_LOG))
-    verdict = (
-        _verdict(base_ns, measured_ns, (low, new - base, high), machine)
-        if steps >= MIN_STEPS_FOR_VERDICT
-        else "cannot tell"
-    )
+    verdict: Verdict = "cannot tell"
+    if steps >= MIN_STEPS_FOR_VERDICT:
+        verdict = _verdict(base_ns, measured_ns, (low, new - base, high), machine)
     known_high = high if ends[1] - corrected <= _MAX_LOG_ABOVE_ESTIMATE else None
-    change = Change(
-        *key, base, new, new - base, low, known_high, calls.base, calls.new, calls.has_changed, verdict, *runs
-    )
+    change = Change(*key, base, new, new - base, low, known_high, *calls[:2], calls.has_changed, verdict, *runs)
     return change._replace(in_steps=calls.in_steps)
 
 
@@ -459,9 +450,7 @@ class Calls(NamedTuple):
 def compare_calls(base_runs: Sequence[RunTimes], new_runs: Sequence[RunTimes], key: Key, keys: int) -> Calls:
     """Compare the calls of one of `keys` modules or parts; each side has at least one recording."""
     base, new = ([run.modules[key] for run in side if key in run.modules] for side in (base_runs, new_runs))
-    base_calls, new_calls = (
-        round(float(np.median([run.calls for run in side]))) if side else 0 for side in (base, new)
-    )
+    base_calls, new_calls = (round(np.median([run.calls for run in side])) if side else 0 for side in (base, new))
     if not (base and new):
         (module_runs, runs), absent_runs = ((base, base_runs), new_runs) if base else ((new, new_runs), base_runs)
         share = min(sum(run.steps for run in module_runs) / sum(run.steps for run in runs), 1.0)
@@ -505,8 +494,7 @@ def _changed_shares(
     errors = NormalDist().inv_cdf(1 - SHARES_FALSE_ALARM_RATE / keys / 2)
     # A step more or less on either side is half a step off on average. Another period is never by chance.
     is_regular = all(map(all, periods)) and periods[0].isdisjoint(periods[1])
-    if not is_regular and abs(new_share - base_share) - rarity / 2 <= errors * math.sqrt(
-        pooled * (1 - pooled) * rarity
-    ):
+    max_by_chance = errors * math.sqrt(pooled * (1 - pooled) * rarity)
+    if not is_regular and abs(new_share - base_share) - rarity / 2 <= max_by_chance:
         return None
     return base_share, new_share, errors * math.sqrt(float(((1 - np.array([base_share, new_share])) / called).sum()))

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from .._after_import import call_after_import
 from .._errors import RecordingError
-from .._files import RING_SUFFIXES
+from .._files import RING_SUFFIXES, next_step_hint
 from .._ranks import absolute_path, add_rank
-from .._tables import next_step_hint, printable
+from .._tables import printable
 from ..record_options import parse_flag
 from .job import PARSERS, PATHS, ChildFiles, Job
 

@@ -13,9 +13,9 @@ import numpy.ma  # noqa: F401  # `numpy.unique` imports it when it is first call
 from torch.profiler import ProfilerAction
 
 from .._errors import RecordingError
+from .._files import next_step_hint
 from .._processes import read_process_stat
 from .._ranks import expand_path, insert_before_suffixes, is_shared
-from .._tables import next_step_hint
 from ..reporting import report  # noqa: F401  # `Timeline.save` imports it
 from ..write import WRITTEN, check_writable, find_writer
 

@@ -3,7 +3,7 @@
 import click
 
 from ..._errors import check_can_record
-from ..._tables import next_step_hint
+from ..._files import next_step_hint
 from ...record_options import ENGINES, EngineName
 from ..options import make_console, say, value_option
 

@@ -21,7 +21,7 @@ def report_command(trace: str, output: str | None, steps: StepRange | None, anon
     command lines, hosts and paths. The archive has up to 25 MB; for a longer trace it contains the slowest steps. For a
     ring with more than 4 million events it contains the last steps, unless --steps selects others.
     """
-    from ..._tables import share_hint
+    from ..._files import share_hint
     from ...write import check_writable
 
     if output is None and not show:

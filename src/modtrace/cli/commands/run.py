@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..._errors import ModtraceError, check_can_record
+from ..._files import next_step_hint
 from ..._interrupts import hold_ctrl_c
-from ..._tables import counted, next_step_hint
+from ..._tables import counted
 from ...record_options import OPTIONS, EngineName, Option
 from ..group import ScriptError
 from ..options import say, value_option

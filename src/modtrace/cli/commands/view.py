@@ -41,8 +41,7 @@ def view_command(
     --steps selects others. For a merged trace or a trace of torch.profiler, --steps shows only the modules.
     """
     from ..._errors import ModtraceError
-    from ..._files import work_folder
-    from ..._tables import share_hint
+    from ..._files import share_hint, work_folder
     from ...read import load_shown
     from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 
