@@ -66,6 +66,7 @@ def only(timeline: Timeline) -> Finding:
         ([("scaled_dot_product_attention", 4, 0.6), ("cat", 1, 0.3)], HEADS, 4),
         ([("mul", 1, 0.3), ("sum", 1, 0.1), ("index", 2, 0.5)], PRODUCT, 4 * 4 / 9),
         ([("upsample_bicubic2d", 1, 0.5), ("conv2d", 1, 0.4)], RESIZES, 4 * 5 / 9),
+        ([("_upsample_bicubic2d_aa", 1, 0.5), ("conv2d", 1, 0.4)], RESIZES, 4 * 5 / 9),
         ([("pad", 1, 0.3), ("reflection_pad1d", 1, 0.3), ("add", 1, 0.3)], RESIZES, 4 * 6 / 9),
         ([("linear", 1, 0.1)], PYTHON, 4 * (1 - 0.1 - 0.02 - 0.1)),
         ([], PYTHON, 4 * (1 - 0.1)),

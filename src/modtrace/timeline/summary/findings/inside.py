@@ -45,8 +45,8 @@ _MIN_HEADS = 3
 """Minimum number of attentions in a call for a loop over heads: a decoder's block can have two."""
 _NORMS = frozenset({"sqrt", "rsqrt", "pow"})
 """Operators of norms, in which `mul` and `sum` are not a product."""
-_RESIZES = re.compile(r"upsample_\w+|(constant_|reflection_|replication_)?pad(_nd|\dd)?")
-"""Names of operators that interpolate or pad."""
+_RESIZES = re.compile(r"_?upsample_\w+|(constant_|reflection_|replication_)?pad(_nd|\dd)?")
+"""Names of operators that interpolate or pad; those with antialiasing begin with `_`."""
 _MIN_TABLE_BACKWARD_RATIO = 10.0
 """Minimum ratio of backward to forward of a table if most of its gradient is for rows that no input names. The rows of
 the input take the same in both."""
