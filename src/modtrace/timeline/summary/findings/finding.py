@@ -419,3 +419,8 @@ class RuleInput:
     def ranges_of(self, part: str) -> list[Any]:
         """Return the ranges of a part, the longest total first."""
         return [range_times for range_times in self.summary.ranges if range_times.part == part]
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a loader has workers, processes that load data."""
+        return any("MultiProcessing" in range_times.range for range_times in self.ranges_of("data loading"))

@@ -421,7 +421,7 @@ def _workers_text(rule_input: RuleInput) -> str:
     """Return a clause with the number of starts of a loader's workers, if more than one."""
     fetches = rule_input.ranges_of("data loading")
     starts = [fetch for fetch in fetches if fetch.range.endswith(LOADER_START) and fetch.calls > 1]
-    if not starts or not any("MultiProcessing" in fetch.range for fetch in fetches):
+    if not starts or not rule_input.has_workers:
         return ""
     start_text = short_ms(starts[0].p50_ns)
     return f"; workers start {times_text(starts[0].calls)}, {start_text} each: persistent_workers=True would keep them"

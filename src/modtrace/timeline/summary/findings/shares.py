@@ -61,6 +61,8 @@ _MAX_GROUP_TENSORS = 2
 """Limit of their mean number of tensors; rates by layer make groups of six."""
 _MIN_FOREACH_OFF_SHARE = 0.08
 """Minimum share of an optimizer with foreach=False; in real programs it is at least 6 %."""
+_MIN_OWN_LOADING_SHARE = 0.12
+"""Minimum share of data loading without workers, which could take over; real programs had at most 8 %."""
 _MIN_FLOAT64_LOSS_SHARE = 0.08
 """Minimum share of a loss whose operators compute in float64 in a model of float32: the cause is known."""
 _MANY_OPTIMIZERS = 8
@@ -171,6 +173,8 @@ def find_large_parts(rule_input: RuleInput, notes: NotedSteps, explained: Contai
 def _min_part_share(rule_input: RuleInput, notes: NotedSteps, part: str, ns_per_step: float) -> float:
     if part not in (*PARTS, OTHER):
         return _MIN_RANGE_SHARE
+    if part == "data loading" and not rule_input.has_workers:
+        return _MIN_OWN_LOADING_SHARE
     if part == "optimizer":
         optimizers = rule_input.optimizers
         if any("foreach=False" in str(optimizer.get("how")) for optimizer in optimizers):
@@ -212,8 +216,12 @@ def _details(rule_input: RuleInput, part: str, backward_ns: float, *, between: b
     ranges = rule_input.ranges_of(part)
     match part:
         case "data loading":
-            has_workers = any("MultiProcessing" in range_times.range for range_times in ranges)
-            text = ", waiting for the loader's workers" if has_workers else ", work of the training process: no workers"
+            work = (
+                "waiting for the loader's workers"
+                if rule_input.has_workers
+                else "work of the training process: no workers"
+            )
+            text = f", {work}"
             loader_calls = [range_times.calls for range_times in ranges if range_times.range.endswith(LOADER_START)]
             starts = sum(loader_calls) / rule_input.steps
             if starts >= _MIN_PER_STEP:
